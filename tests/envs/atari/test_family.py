@@ -256,6 +256,39 @@ def test_step_limit_counts_steps() -> None:
     assert now.episode_length[0] == 50
 
 
+def test_the_frame_skip_of_kwargs_is_what_is_counted() -> None:
+    config = EnvConfig(kwargs={"frameskip": 2}, max_episode_steps=30)
+    assert vector_options(config)["max_num_frames_per_episode"] == 60
+    assert make_group("pong", config, 1).spec.frameskip == 2
+
+
+@pytest.mark.parametrize("envs", [2, 3])
+def test_continuous_actions_rest_after_a_lost_life(envs: int) -> None:
+    group = make_group("breakout", EnvConfig(kwargs={"continuous": True}), envs)
+    now, after = rows_for(group.spec, envs)
+    reset_group(group, 0, after)
+    lost = 0
+    for _ in range(400):
+        step_group(group, np.full((envs, 3), 0.9, np.float32), now, after)
+        lost += int(now.terminated.sum())
+    assert lost > 0
+
+
+def test_colours_of_kwargs_are_copied_as_those_of_the_setting_are() -> None:
+    rows = []
+    for config in (EnvConfig(grayscale=False), EnvConfig(kwargs={"grayscale": False}), EnvConfig(kwargs={"obs_type": "rgb"})):
+        group = make_group("breakout", config, 1)
+        rows.append(rows_for(group.spec, 1)[1])
+        reset_group(group, 0, rows[-1])
+    for row in rows[1:]:
+        np.testing.assert_array_equal(row.obs["obs"], rows[0].obs["obs"])
+
+
+def test_ram_is_not_learned_from() -> None:
+    with pytest.raises(ConfigError, match="obs_type 'ram', but training is on pictures"):
+        make_group("pong", EnvConfig(kwargs={"obs_type": "ram"}), 1)
+
+
 def test_rgb_and_render() -> None:
     group = make_group("pong", options(protocol="ale-v5", grayscale=False, frame_stack=2, resize=(40, 44)), 1)
     assert group.spec.observation["obs"].shape == (6, 40, 44)

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import ale_py
@@ -57,7 +58,7 @@ def ids() -> list[str]:
 def vector_options(options: EnvConfig) -> dict[str, Any]:
     """The settings as keyword arguments of `AtariVector`, and except for `noop_min` of `ale_py.vector_env.AtariVectorEnv`.
     Rewards stay raw and a lost life does not end episodes: `VectorGroup` clips rewards, `TrainingEpisodes` ends episodes."""
-    frameskip = options.frameskip or FRAMESKIP
+    frameskip = options.kwargs.get("frameskip", options.frameskip or FRAMESKIP)
     height, width = options.resize or (84, 84)
     dqn = options.protocol == "dqn"
     frames = MAX_FRAMES if options.max_episode_steps is None else min(MAX_FRAMES, options.max_episode_steps * frameskip)
@@ -102,21 +103,27 @@ def make_group(
     device: str | None = None,
 ) -> EnvGroup:
     """A group of emulators, in the memory of `device` if it is a GPU. With `training` and the `dqn` protocol, lost lives end
-    episodes. With several names, environment i plays game i modulo their number."""
+    episodes. With several names, environment i plays game i modulo their number. Raises `ConfigError` for what cannot be learned
+    from."""
     life_loss = training and options.protocol == "dqn"
     env_id = f"atari/{name}" if isinstance(name, str) else ",".join(f"atari/{each}" for each in name)
     starts = TrainingStarts(options) if training and (options.random_start or options.start_states is not None) else None
     if starts is not None and options.atari_backend != "native":
         raise ConfigError("envs.random_start and envs.start_states need native consoles (envs.atari_backend native)")
+    made = vector_options(options)  # with the user's kwargs, which go before the settings
+    shown = made.get("obs_type") or ("gray" if made["grayscale"] else "rgb")
+    if shown == "ram":
+        raise ConfigError(f"{env_id}: envs.kwargs has obs_type 'ram', but training is on pictures; headrace.make_vec gives RAM")
     gpu = None
-    if device not in (None, "cpu") and _on_a_gpu(options):
-        consoles: Any = AtariVector(name, num_envs, **vector_options(options), device=device)
+    if device not in (None, "cpu") and _on_a_gpu(options, shown == "gray"):
+        consoles: Any = AtariVector(name, num_envs, **made, device=device)
         gpu = str(consoles.tensor_device)
     else:
         consoles = make_vector(name, options, num_envs, threads)
     # colours are the last dimension of the emulators' images but the first of the engine's, so colour images must be copied
-    in_place, stack = options.atari_backend == "native" and options.grayscale is not False, vector_options(options)["stack_num"]
-    return VectorGroup(TrainingEpisodes(consoles, life_loss, starts), options, env_id, FRAMESKIP, in_place, stack, gpu)
+    in_place, stack = options.atari_backend == "native" and shown == "gray", made["stack_num"]
+    counted = replace(options, frameskip=made["frameskip"])
+    return VectorGroup(TrainingEpisodes(consoles, life_loss, starts), counted, env_id, FRAMESKIP, in_place, stack, gpu)
 
 
 def agreement(names: Sequence[str], options: EnvConfig) -> dict[str, Any]:
@@ -130,12 +137,12 @@ def make_mixed_group(names: Sequence[str], options: EnvConfig, num_envs: int, **
     return make_group(names, options, num_envs, **how) if options.atari_backend == "native" else None
 
 
-def _on_a_gpu(options: EnvConfig) -> bool:
-    """Whether consoles can run on a GPU. If not, warns of the reason, except with ale-py."""
+def _on_a_gpu(options: EnvConfig, gray: bool) -> bool:
+    """Whether consoles can run on a GPU; `gray`: their pictures. If not, warns of the reason, except with ale-py."""
     if options.atari_backend != "native":
         return False
     why = ""
-    if options.grayscale is False:
+    if not gray:
         why = "colours are not written into trajectories there (envs.grayscale)"
     else:
         try:

@@ -58,6 +58,11 @@ class TrainingStarts:
         self._generator.bit_generator.state = state
 
 
+def _noop_where(here: Array, actions: Array) -> Array:
+    """The actions, NOOP where `here` [E] is true: the first of every game, and of continuous ones [E, 3] the stick at rest."""
+    return actions * ~(here if actions.ndim == 1 else here[:, None])
+
+
 class TrainingEpisodes(VectorWrapper):
     """With `life_loss`, a lost life ends the episode (`terminated`, info "life_lost") if others are left.
 
@@ -87,10 +92,10 @@ class TrainingEpisodes(VectorWrapper):
 
     def step(self, actions: Array, **out: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         if self._life_loss:
-            actions = actions * ~self._lost  # NOOP is the first action of every game
+            actions = _noop_where(self._lost, actions)
         if self._starts is not None and self._starts.in_states:
             self._starts.begin(self._consoles, [i for i, over in enumerate(self._over.tolist()) if over])
-            actions = actions * ~self._over
+            actions = _noop_where(self._over, actions)
         stepped = self._consoles.step(actions, **out)
         observations, rewards, terminated, truncated, infos = stepped
         self._over = terminated | truncated

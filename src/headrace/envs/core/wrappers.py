@@ -60,7 +60,7 @@ def check_applied(env_id: str, options: EnvConfig, applied: Collection[str]) -> 
     }  # fmt: skip
     if ignored := [f"envs.{name}" for name, is_asked in asked.items() if is_asked and name not in applied]:
         raise ConfigError(
-            f"{env_id}: {', '.join(ignored)}: not applied to environments of this kind. Leave it out (null), or apply it in the "
+            f"{env_id}: {', '.join(ignored)}: not applied to environments of this kind. Leave it out (None), or apply it in the "
             "environment; a function that you register says by applies=[...] which settings it applies itself"
         )
 
