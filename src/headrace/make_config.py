@@ -75,7 +75,8 @@ def make_config(
         observed = observes(env) or _seen(configs.override(base, **_group({**of_env, **settings}, "envs.")))
     algorithm = settings.get("learning.algorithm") or of_env.get("learning.algorithm") or base.learning.algorithm
     declared = declaration(algorithm)
-    of_algorithm = declared.defaults_for(observed, of_env, settings.get("learning.preset", base.learning.preset))
+    preset = settings.get("learning.preset") or of_env.get("learning.preset") or base.learning.preset
+    of_algorithm = declared.defaults_for(observed, of_env, preset)
     names = {"learning.algorithm": algorithm, "learning.experience": declared.experience}
     if len(base.tasks) > 1:
         asked = settings.pop("envs.task_options", {})

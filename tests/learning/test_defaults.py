@@ -128,6 +128,15 @@ def test_an_environment_without_numbers_of_its_own_gets_several_passes(algorithm
     assert (tuned.learning.learning_rate, tuned.learning.num_epochs) == (0.01, 1)
 
 
+@pytest.mark.usefixtures("seen")
+def test_the_preset_that_an_environment_declares_has_its_numbers() -> None:
+    own = {"learning.algorithm": "dqn", "learning.preset": "paper"}
+    registry.register("test/seen", defaults=own, observes="vectors")(lambda options, render_mode=None: Seen())
+    config, asked = make_config("test/seen"), make_config("test/seen", **own)
+    assert (config.learning, config.replay) == (asked.learning, asked.replay)
+    assert make_config("test/seen", **{"learning.preset": "small"}).replay.capacity != config.replay.capacity
+
+
 def test_a_network_that_an_environment_declares_stays() -> None:
     config = make_config("gym/FrozenLake-v1", "impala")
     assert not config.policy.normalize_observations, "its observations are one-hot"
