@@ -78,6 +78,4 @@ def check(config: Config) -> None:
 
 _UNUSED = (*OF_ACTORS, *OF_LADDERS, *OF_SEQUENCES, *OF_DPG, "q.target_period", "q.double", "replay.")
 # The linear layer behind the environment's own convolutions is the head's.
-DECLARATIONS = (
-    Declaration("pqn", class_of("pqn", "PQN"), "trajectories", by_preset(PQN, SMALL, PAPER), check, _UNUSED),
-)
+DECLARATIONS = (Declaration("pqn", class_of("pqn", "PQN"), "trajectories", by_preset(PQN, SMALL, PAPER), check, _UNUSED),)
