@@ -22,17 +22,20 @@ class InProcess(Placement):
     sampler: Any = None
     """What steps the environments; has `get_state`, `set_state` and `close`. None before the start and after the end."""
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._context = ExitStack()
+        self._learners: deque[tuple[int, Iterator[Message | None]]] = deque()
+
     def start(self, learn: Learn) -> None:
         from headrace.accelerator.threads import using_threads
 
         self._notices: deque[str] = deque()
         self._turn: int | None = None
-        self._context = ExitStack()
         self._context.enter_context(using_threads(self.config.learner_threads))
         self._context.enter_context(warnings_reported(self._notices.append))
         self._started_here = StartedHere()
         self._context.callback(self._started_here.end)
-        self._learners: deque[tuple[int, Iterator[Message | None]]] = deque()
         with self._started_here.noted():
             self.sampler = self.make_sampler()
         self._learners.extend((p, learn(self, p)) for p in range(self.config.population.size))
