@@ -42,7 +42,7 @@ class ExportedPolicy:
             elif entry["role"] == "previous_action":
                 feeds[entry["name"]] = self.last.astype(entry["dtype"])[None]
             elif entry["role"] == "previous_reward":
-                feeds[entry["name"]] = np.full(1, self.learned(reward), np.float32)
+                feeds[entry["name"]] = np.full(1, self.transformed(reward), np.float32)
         names = [output["name"] for output in self.contract["outputs"]]
         outputs = dict(zip(names, self.session.run(names, feeds), strict=True))
         if self.core:
@@ -56,7 +56,7 @@ class ExportedPolicy:
             put(action, output["path"], outputs[output["name"]][0])
         return with_tuples(action.get((), action))
 
-    def learned(self, reward):
+    def transformed(self, reward):
         """A reward as the policy was trained with it."""
         settings = self.contract["environment"]["settings"]
         reward, soft, clip = reward * settings["reward_scale"], settings["reward_soft_clip"], settings["reward_clip"]

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from headrace import cli
-from headrace.cli.flags import of_learning, parse_config
+from headrace.cli.flags import learning_flags, parse_config
 from headrace.cli.search import default_over
 from headrace.config import NAMES, ConfigError
 from headrace.experiments import search as searching
@@ -152,7 +152,7 @@ def test_a_run_far_behind_the_others_at_the_same_point_is_ended():
 def test_a_preset_holds_all_that_the_search_learned_with(tmp_path):
     optuna = pytest.importorskip("optuna", reason="the extra lab is not installed")
     flags = ["--algorithm", "impala", "--import", "worlds.py", "--no-dashboard", "--placement=serial", "--mlp", "8", "9"]
-    fixed = of_learning(flags)
+    fixed = learning_flags(flags)
     assert fixed == ["--learning.algorithm", "impala", "--sampling.placement=serial", "--policy.mlp", "8", "9"]
     search = Search(CARTPOLE, tuple(flags), {"learning.gamma": "0.9,0.99"}, "2k", 1, "tpe")
     over = [(Dimension.parse("learning.gamma", "0.9,0.99", 0.98), 0.98)]
@@ -165,7 +165,7 @@ def test_a_preset_holds_all_that_the_search_learned_with(tmp_path):
     assert (config.learning.algorithm, config.learning.gamma, config.sampling.placement) == ("impala", 0.9, "serial")
     assert config.policy.mlp == (7,), "flags of the command line override the file"
     (tmp_path / "other.json").write_text((tmp_path / "best.json").read_text())
-    again = of_learning(["--preset", str(tmp_path / "other.json"), "--gamma", "0.5"])
+    again = learning_flags(["--preset", str(tmp_path / "other.json"), "--gamma", "0.5"])
     assert again == [*fixed, "--learning.gamma", "0.9", "--learning.gamma", "0.5"], "a search may begin with a preset"
 
 

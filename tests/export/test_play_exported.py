@@ -87,7 +87,7 @@ def test_the_example_scales_and_clips_rewards_as_training_does(soft, clip):
     policy.contract = {"environment": {"settings": settings}}
     rewards = np.array([-40.0, -1.0, 0.0, 3.0, 100.0])
     ours = reward_transform(EnvConfig(**settings))(rewards)
-    assert [float(policy.learned(reward)) for reward in rewards] == pytest.approx(ours.tolist())
+    assert [float(policy.transformed(reward)) for reward in rewards] == pytest.approx(ours.tolist())
 
 
 def test_a_number_with_one_bound_is_drawn_within_it():

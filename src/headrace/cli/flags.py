@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,13 @@ from headrace.processes.output import show
 
 _SETTINGS = frozenset(configs.NAMES)
 _SWITCHES = frozenset(name for name in configs.NAMES if isinstance(attrgetter(name)(Config()), bool))
-_OPEN_SWITCHES = frozenset(("envs.grayscale", "pbt.keep_first"))
+_OPEN_SWITCHES = frozenset(
+    f"{group}.{field.name}"
+    for group, settings in vars(Config()).items()
+    if is_dataclass(settings)
+    for field in fields(settings)
+    if field.type == "bool | None"
+)
 """Switches that may be None. Their flags have a value."""
 _CHOOSE_DEFAULTS = ("learning.algorithm", "learning.preset", "envs.remote", "envs.remote_token_file", "envs.remote_ca")
 """Settings that determine the defaults which --help shows."""
@@ -86,7 +93,7 @@ def without_preset_file(arguments: Sequence[str]) -> tuple[list[str], list[str]]
     return words[:at] + words[at + 2 :], flags
 
 
-def of_learning(arguments: Sequence[str]) -> list[str]:
+def learning_flags(arguments: Sequence[str]) -> list[str]:
     """Those of the flags, with their values, that say how to learn (`LEARNED_WITH`), and those in a preset file."""
     arguments, flags = without_preset_file(arguments)
     taken = False

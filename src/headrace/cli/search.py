@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import tyro
 
 from headrace.cli.compare import check_combinations, flags_for_all, places
-from headrace.cli.flags import of_learning, parse_config, setting_name, without_preset_file
+from headrace.cli.flags import learning_flags, parse_config, setting_name, without_preset_file
 from headrace.cli.options import ExperimentOptions, parse
 from headrace.config import Config, ConfigError
 from headrace.config.ranges import Range
@@ -72,7 +72,7 @@ def run(arguments: list[str]) -> int:
             )
         show("With two objectives Optuna cannot prune: every trial trains all of its seeds to the end")
     with closing(places(asked, flags, over)) as own:
-        searcher = Searcher(search, dimensions, asked.folder, own, show, of_learning(rest))
+        searcher = Searcher(search, dimensions, asked.folder, own, show, learning_flags(rest))
         searcher.run(asked.trials)
         best = asked.folder / BEST
         if not best.exists():

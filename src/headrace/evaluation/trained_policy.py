@@ -80,7 +80,8 @@ class TrainedPolicy:
         if reward is None and PREVIOUS_REWARD in self.spec.observation and not self._first[0]:
             raise ValueError("this policy observes the last reward: act(observation, reward=reward)")
         rows = {leaf.name: np.zeros((1, *leaf.spec.shape), leaf.spec.dtype) for leaf in self._leaves}
-        last = {PREVIOUS_ACTION: self._last_action, PREVIOUS_REWARD: self._learned(np.array([reward or 0.0], np.float32))}
+        learned = self._reward_transform(np.array([reward or 0.0], np.float32))
+        last = {PREVIOUS_ACTION: self._last_action, PREVIOUS_REWARD: learned}
         rows |= {name: array for name, array in last.items() if name in self.spec.observation}
         for leaf in self._leaves:
             leaf.put_one(rows[leaf.name], 0, observation)
@@ -183,7 +184,7 @@ class TrainedPolicy:
         return leaves(self._spaces[0])
 
     @cached_property
-    def _learned(self) -> RewardTransform:
+    def _reward_transform(self) -> RewardTransform:
         """From the rewards of `make_env`'s environment to those that the policy was trained with."""
         tasks = self.config.tasks
         return reward_transform(options_of(tasks[0], tasks, self.config.envs))

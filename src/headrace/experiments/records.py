@@ -179,7 +179,7 @@ def find(folders: Iterable[Path], instead: Mapping[Path, Path] | None = None) ->
     return list(runs.values()), list(left_out.items())
 
 
-def having(mark: str, folders: Iterable[Path]) -> list[Path]:
+def folders_with(mark: str, folders: Iterable[Path]) -> list[Path]:
     """Those of these folders, and of the folders in them but for runs, that have a file of this name."""
     found = [place for folder in folders for place in _places(folder, DEEPEST, (mark, *MARKS), {})]
     return [folder for folder in dict.fromkeys(found) if os.path.lexists(folder / mark)]

@@ -22,7 +22,7 @@ from headrace.experiments import charts, laboratory, page, run_facts, statistics
 from headrace.experiments.charts import Rows, rounded
 from headrace.experiments.page import Chart, Section, Table, Text
 from headrace.experiments.plan import FILE, Plan
-from headrace.experiments.records import Group, NotReadable, Run, envs_of, find, grouped, having, pairs
+from headrace.experiments.records import Group, NotReadable, Run, envs_of, find, folders_with, grouped, pairs
 from headrace.experiments.runner import ENDED
 from headrace.experiments.search import FILE as SEARCH
 from headrace.experiments.trials import compared, searched
@@ -54,7 +54,7 @@ def make(folders: Sequence[Path], out: Path, references: References | None = Non
 
     Raises `NotReadable` where no folder holds a run that can be shown, `ConfigError` without the extra `lab`, `OSError`.
     """
-    searches = having(SEARCH, folders)
+    searches = folders_with(SEARCH, folders)
     runs, left_out = find(folders, {folder: compared(folder) for folder in searches})
     if not runs:
         reasons = "\n".join(f"  {path}: {reason}" for path, reason in left_out)

@@ -38,7 +38,7 @@ from headrace.envs.core.construct import complete, construct
 from headrace.envs.core.errors import UnknownEnvironment
 from headrace.envs.core.family_interface import Env, Family, Observes, ParallelEnv
 from headrace.envs.core.imports import NotCarried, source_here
-from headrace.envs.core.wrappers import OF_MATCHES, check_applied, preprocess
+from headrace.envs.core.wrappers import APPLIED_TO_MATCHES, check_applied, preprocess
 
 # -- built-in families --------------------------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ def register_parallel(
     `applies`: ["frameskip"] if the function applies that setting, which is refused otherwise."""
 
     def make(factory: Any, name: str, options: EnvConfig, *, render_mode: str | None = None) -> ParallelEnv:
-        check_applied(env_id, options, {*OF_MATCHES, *applies})
+        check_applied(env_id, options, {*APPLIED_TO_MATCHES, *applies})
         return construct(factory, options, render_mode)
 
     own = {"envs.num_agents": agents, **(defaults or {})}

@@ -46,7 +46,7 @@ def preprocess(env: Env, options: EnvConfig) -> Env:
     return env
 
 
-OF_MATCHES = ("max_episode_steps", "info_action_mask", "resize", "grayscale", "frame_stack")
+APPLIED_TO_MATCHES = ("max_episode_steps", "info_action_mask", "resize", "grayscale", "frame_stack")
 """Settings that `headrace.envs.groups.multi_agent` applies to matches, or refuses with its own advice."""
 
 

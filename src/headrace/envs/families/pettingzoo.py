@@ -18,7 +18,7 @@ from pettingzoo.utils.conversions import aec_to_parallel
 
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core.family_interface import Family, ParallelEnv
-from headrace.envs.core.wrappers import OF_MATCHES, check_applied
+from headrace.envs.core.wrappers import APPLIED_TO_MATCHES, check_applied
 from headrace.envs.groups.base import close_all
 
 MPE2 = (
@@ -53,7 +53,7 @@ def _registered(name: str) -> str | None:
 def make_parallel(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Any:
     """A ParallelEnv or an AECEnv; `options.kwargs` go to its constructor. Raises `ConfigError` if packages that it needs are
     missing, and for a frame skip."""
-    check_applied(f"pettingzoo/{name}", options, OF_MATCHES)
+    check_applied(f"pettingzoo/{name}", options, APPLIED_TO_MATCHES)
     known = _registered(name)
     assert known is not None
     kwargs = dict(options.kwargs) | ({} if render_mode is None else {"render_mode": render_mode})

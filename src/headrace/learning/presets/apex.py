@@ -10,8 +10,7 @@ from headrace.learning.algorithm import Algorithm, ByObservations, Declaration, 
 from headrace.learning.presets.q_learning import (
     OF_DPG,
     OF_FALLING_EPSILON,
-    OF_LADDERS,
-    OF_SEQUENCES,
+    OF_LADDERS_AND_SEQUENCES,
     ON_A_REPLAY,
     SMALL_NETWORK,
     UNUSED_ON_A_REPLAY,
@@ -159,7 +158,7 @@ def check_dpg(config: Config) -> None:
 
 _UNUSED = (*UNUSED_ON_A_REPLAY, *OF_FALLING_EPSILON, *OF_DPG)
 _UNUSED_BY_DPG = (
-    *UNUSED_ON_A_REPLAY, *OF_LADDERS, *OF_FALLING_EPSILON, *OF_SEQUENCES,
+    *UNUSED_ON_A_REPLAY, *OF_LADDERS_AND_SEQUENCES, *OF_FALLING_EPSILON,
     "policy.", "learning.precision", "q.double", "q.dueling", "q.noisy", "q.atoms", "q.support",
 )  # fmt: skip
 DECLARATIONS = (

@@ -5,16 +5,7 @@ from __future__ import annotations
 from headrace.config import Config, ConfigError
 from headrace.learning.algorithm import ByObservations, Declaration, Settings
 from headrace.learning.presets import apex
-from headrace.learning.presets.q_learning import (
-    OF_DPG,
-    OF_LADDERS,
-    OF_SEQUENCES,
-    ON_A_REPLAY,
-    SMALL_NETWORK,
-    UNUSED_ON_A_REPLAY,
-    by_preset,
-    class_of,
-)
+from headrace.learning.presets.q_learning import OF_APEX, ON_A_REPLAY, SMALL_NETWORK, UNUSED_ON_A_REPLAY, by_preset, class_of
 
 # Mnih et al. 2015, extended data table 1, and Hessel et al. 2018, table 1 and section 4. One update of 32 transitions follows 4
 # steps, whatever the number of environments: 8 samples per transition.
@@ -97,7 +88,7 @@ def check(config: Config) -> None:
 
 
 _MADE = class_of("dqn", "DQN")  # with those parts of Rainbow that the settings switch on
-_UNUSED = (*UNUSED_ON_A_REPLAY, *OF_LADDERS, *OF_SEQUENCES, *OF_DPG)
+_UNUSED = (*UNUSED_ON_A_REPLAY, *OF_APEX)
 DECLARATIONS = (
     Declaration("dqn", _MADE, "replay", by_preset(DQN, SMALL, _with_clipped_rewards(DQN_PAPER)), check, _UNUSED),
     Declaration(

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from headrace.config import Config, ConfigError
 from headrace.learning.algorithm import ByObservations, Declaration, Settings
-from headrace.learning.presets.q_learning import (
-    OF_ACTORS,
-    OF_DPG,
-    OF_LADDERS,
-    OF_SEQUENCES,
-    SMALL_NETWORK,
-    by_preset,
-    check_no_value_head,
-    class_of,
-)
+from headrace.learning.presets.q_learning import OF_ACTORS, OF_APEX, SMALL_NETWORK, by_preset, check_no_value_head, class_of
 
 PQN: Settings = {
     "policy.normalize_returns": False, "policy.separate_critic": False,
@@ -76,6 +67,6 @@ def check(config: Config) -> None:
         raise ConfigError("learning.algorithm pqn computes its targets once per batch: learning.returns must be gae")
 
 
-_UNUSED = (*OF_ACTORS, *OF_LADDERS, *OF_SEQUENCES, *OF_DPG, "q.target_period", "q.double", "replay.")
+_UNUSED = (*OF_ACTORS, *OF_APEX, "q.target_period", "q.double", "replay.")
 # The linear layer behind the environment's own convolutions is the head's.
 DECLARATIONS = (Declaration("pqn", class_of("pqn", "PQN"), "trajectories", by_preset(PQN, SMALL, PAPER), check, _UNUSED),)

@@ -22,11 +22,11 @@ OF_ACTORS = (
 )  # fmt: skip
 """Settings of algorithms with a policy and a critic, which have no effect on action values."""
 UNUSED_ON_A_REPLAY = (*OF_ACTORS, "learning.returns", "learning.gae_lambda", "learning.max_policy_lag", "learning.reduction")
-OF_LADDERS = ("q.epsilon", "q.epsilon_alpha", "q.epsilon_levels")
-"""Settings of exploration rates that differ between environments."""
 OF_FALLING_EPSILON = ("q.epsilon_first", "q.epsilon_last", "q.epsilon_decay")
-OF_SEQUENCES = ("q.burn_in", "q.sequence", "q.rescale")
+OF_LADDERS_AND_SEQUENCES = ("q.epsilon", "q.epsilon_alpha", "q.epsilon_levels", "q.burn_in", "q.sequence", "q.rescale")
+"""Settings of Ape-X DQN and R2D2 alone: exploration rates that differ between environments, and replayed sequences."""
 OF_DPG = ("q.noise", "q.actor_layers", "q.critic_layers")
+OF_APEX = (*OF_LADDERS_AND_SEQUENCES, *OF_DPG)
 CONVOLUTIONS = {"auto": "nature-conv", "nature-cnn": "nature-conv", "impala-shallow": "shallow-conv"}
 """The same convolutions without a linear layer, for heads whose streams each have one of their own."""
 
