@@ -156,13 +156,16 @@ def test_a_preset_holds_all_that_the_search_learned_with(tmp_path):
     assert fixed == ["--learning.algorithm", "impala", "--sampling.placement=serial", "--policy.mlp", "8", "9"]
     search = Search(CARTPOLE, tuple(flags), {"learning.gamma": "0.9,0.99"}, "2k", 1, "tpe")
     over = [(Dimension.parse("learning.gamma", "0.9,0.99", 0.98), 0.98)]
-    searcher = Searcher(search, over, tmp_path, Cores(1), print, fixed)
+    (tmp_path / searching.FILE).write_text(json.dumps(vars(search)))
+    train = f"headrace train {CARTPOLE} --import worlds.py"
+    searcher = Searcher(search, over, tmp_path, Cores(1), print, fixed, train)
     study = searcher._study()
     kind = {"learning.gamma": optuna.distributions.CategoricalDistribution(("0.9", "0.99"))}
     study.add_trial(optuna.trial.create_trial(values=[1.0], params={"learning.gamma": "0.9"}, distributions=kind))
     searcher._write(study)
     config = parse_config([CARTPOLE, "--preset", str(tmp_path / "best.json"), "--mlp", "7"])
     assert (config.learning.algorithm, config.learning.gamma, config.sampling.placement) == ("impala", 0.9, "serial")
+    assert f"`{train} --preset {tmp_path}/best.json` trains with it" in searched(tmp_path).items[0].text
     assert config.policy.mlp == (7,), "flags of the command line override the file"
     (tmp_path / "other.json").write_text((tmp_path / "best.json").read_text())
     again = learning_flags(["--preset", str(tmp_path / "other.json"), "--gamma", "0.5"])

@@ -72,14 +72,14 @@ def run(arguments: list[str]) -> int:
             )
         show("With two objectives Optuna cannot prune: every trial trains all of its seeds to the end")
     with closing(places(asked, flags, over)) as own:
-        searcher = Searcher(search, dimensions, asked.folder, own, show, learning_flags(rest))
+        train = shlex.join(["headrace", "train", asked.env, *without_preset_file(rest)[0]])
+        searcher = Searcher(search, dimensions, asked.folder, own, show, learning_flags(rest), train)
         searcher.run(asked.trials)
         best = asked.folder / BEST
         if not best.exists():
             show("No trial has ended by itself: there is no best one")
             return 1
-        command = ["headrace", "train", asked.env, *without_preset_file(rest)[0], "--preset", str(best)]
-        show(f"The trial with the highest score: {shlex.join(command)}")
+        show(f"The trial with the highest score: {train} --preset {shlex.quote(str(best))}")
         if searcher.best_is_default:
             show("These are the defaults: no trial was better, and there is nothing to compare them with")
             return 0

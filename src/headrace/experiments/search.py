@@ -114,13 +114,15 @@ class Searcher:
         over: what is searched, each with the value that it has without the search.
         places: for as many trials at a time.
         fixed: those flags of all trials that say how to learn. A trial's preset has them too.
+        train: the command that trains one run as the trials are trained, without a trial's settings. It is kept with them.
     """
 
     def __init__(
         self, search: Search, over: Sequence[tuple[Dimension, Any]], folder: Path, places: Places, show: Show,
-        fixed: Sequence[str] = (),
+        fixed: Sequence[str] = (), train: str = "",
     ):  # fmt: skip
         self.search, self.folder, self._show, self._fixed = search, folder, show, fixed
+        self._train = train or f"headrace train {search.env}"
         self.dimensions, self.defaults = [dimension for dimension, _ in over], {d.name: default for d, default in over}
         self._places = places
         self.optuna = package("optuna", "lab", "a search needs a package that is not installed")
@@ -252,7 +254,9 @@ class Searcher:
             self._write_preset(self.folder / BEST, best, best.values[0])
 
     def _write_preset(self, path: Path, trial: Any, score: float) -> None:
-        about = {"env": self.search.env, "budget": self.search.budget, "trial": trial.number, "score": score}
+        about = {
+            "env": self.search.env, "budget": self.search.budget, "trial": trial.number, "score": score, "train": self._train,
+        }  # fmt: skip
         write_whole(path, json.dumps({"about": about, "flags": [*self._fixed, *self._flags(trial)]}, indent=2) + "\n")
 
     def _flags(self, trial: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def _section(folder: Path, search: dict[str, Any], trials: list[dict[str, Any]],
     text += (
         f"Trial {about['trial']} has the highest score, {about['score']:.4g} on these seeds. "
         f"{COMPARED if compared(folder) == folder / TEST else NOT_COMPARED} "
-        f"`headrace train {search['env']} --preset {folder / BEST}` trains with it, "
+        f"`{about.get('train') or 'headrace train ' + search['env']} --preset {shlex.quote(str(folder / BEST))}` trains with it, "
         f"`--preset {folder}/trials/N/{PRESET}` with trial N."
     )
     section = Section(f"Search: {folder.name}", [Text(text)])
