@@ -117,7 +117,7 @@ def test_a_users_environment(registered: list[str], tmp_path: Path) -> None:
     assert made[-1] == (options, "rgb_array")
     env.reset(seed=2)
     assert env.step(0)[0][2] == 2  # two frames a step
-    with pytest.raises(ValueError, match="built-in family"):
+    with pytest.raises(ConfigError, match="built-in family"):
         registry.register("atari/mine")
 
 

@@ -95,9 +95,9 @@ def _register(
     """A decorator that registers a user's function as a family of its own. `made_by`: from the function, how the family makes
     environments."""
     if (prefix := env_id.partition("/")[0]) in FAMILIES:
-        raise ValueError(f"{env_id!r}: {prefix!r} is a built-in family; choose another prefix")
+        raise ConfigError(f"{env_id!r}: {prefix!r} is a built-in family; choose another prefix")
     if SEPARATOR in env_id:
-        raise ValueError(f"{env_id!r}: a comma separates tasks; choose an id without one")
+        raise ConfigError(f"{env_id!r}: a comma separates tasks; choose an id without one")
 
     def add(factory: _Factory) -> _Factory:
         source = source_here()
@@ -124,7 +124,7 @@ def register(
 
     `defaults` are dotted configuration overrides, e.g. ``{"learning.learning_rate": 3e-4}``. `observes`: whether algorithms use
     their defaults for "images" or for "vectors"; None: one environment is made to find out. Registering an id again replaces the
-    environment. Processes of a run import the module that registers it. Raises `ValueError` for ids of the built-in families.
+    environment. Processes of a run import the module that registers it. Raises `ConfigError` for ids of the built-in families.
     """
 
     def make(factory: Any, name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
