@@ -11,6 +11,7 @@ import pytest
 from headrace.config import Config, ConfigError
 from headrace.config import override as overridden
 from headrace.config.validation import validate
+from headrace.sampling.placements import inline
 from headrace.sampling.placements.inline import refreshing
 from headrace.sampling.policy_worker import PolicyWorker
 
@@ -56,10 +57,29 @@ def test_a_policy_worker_looks_when_its_groups_have_made_so_many_steps() -> None
 
 def test_a_rollout_worker_looks_as_often() -> None:
     actor: Any = Counting()
-    act = refreshing([actor], 3 * 2)  # two groups
+    act = refreshing([actor], {0: 3 * 2})  # two groups
     for step in range(24):
         act(0, [step % 2])
     assert actor.looks == [0, 6, 12, 18]
+
+
+def test_a_rollout_worker_with_several_policies_looks_as_often_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inline, "make_actor", lambda placement, m, device: Counting())
+    monkeypatch.setattr(inline, "rollout_main", lambda start, act, seed: None)
+    looked: list[dict[int, int]] = []
+    monkeypatch.setattr(inline, "refreshing", lambda actors, periods, static: looked.append(periods))
+    cases = ((1, 4, 1, [{0: 12}]), (2, 4, 1, [{0: 6, 1: 6}]), (4, 2, 2, [{0: 3, 1: 3}, {2: 3, 3: 3}]))
+    for policies, groups, workers, expected in cases:
+        config = overridden(Config(env="x"), **{
+            "sampling.weights_period": 3, "sampling.num_groups": groups, "sampling.envs_per_worker": groups,
+            "sampling.num_workers": workers, "population.size": policies,
+        })  # fmt: skip
+        looked.clear()
+        policy: Any = SimpleNamespace(acts=True, learns=True)
+        placement: Any = SimpleNamespace(config=config, memory=SimpleNamespace(policies=[policy] * policies))
+        for index in range(workers):
+            inline.inline_main(SimpleNamespace(placement=placement, index=index, restarts=0))  # type: ignore[arg-type]
+        assert looked == expected
 
 
 def test_the_device_placement_refuses_a_period() -> None:

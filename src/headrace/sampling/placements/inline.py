@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -35,18 +35,21 @@ def inline_main(start: Start) -> None:
             actor.generator.manual_seed(actor_seed(config, number, start.restarts, start.placement.version(p)))
 
     static = {m for m, policy in enumerate(memory.policies) if not policy.learns}
-    rollout_main(start, refreshing(actors, config.sampling.weights_period * config.sampling.num_groups, static), seed)
+    G = config.sampling.num_groups
+    groups = Counter(map(config.policy_of_group, range(start.index * G, (start.index + 1) * G)))  # in matches, on average
+    periods = {p: config.sampling.weights_period * n for p, n in groups.items()}
+    rollout_main(start, refreshing(actors, periods, static), seed)
 
 
-def refreshing(actors: Mapping[int, Actor] | Sequence[Actor], period: int, static: Collection[int] = ()) -> InlineAct:
-    """A function that acts and takes newer weights every `period` calls of a policy. Actors of `static` members look every time,
-    because a newer past version may have replaced the one in their place."""
+def refreshing(actors: Mapping[int, Actor] | Sequence[Actor], periods: Mapping[int, int], static: Collection[int] = ()) -> InlineAct:
+    """A function that acts and takes newer weights when a policy has acted as often as its period, 1 where it has none. Actors of
+    `static` members look every time, because a newer past version may have replaced the one in their place."""
     import numpy as np
 
     calls: dict[int, int] = defaultdict(int)
 
     def act(policy: int, lanes: list[int]) -> None:
-        if calls[policy] % period == 0 or policy in static:
+        if calls[policy] % periods.get(policy, 1) == 0 or policy in static:
             actors[policy].refresh()
         calls[policy] += 1
         actors[policy].act(np.array(lanes))
