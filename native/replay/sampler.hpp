@@ -162,6 +162,7 @@ class Sampler {
   };
 
   void recover() {
+    forget_half_taken();
     Statistics& statistics = m_.header->statistics;
     statistics.size = 0;
     std::size_t leaves = m_.config().histories * m_.config().rows;
@@ -172,6 +173,14 @@ class Sampler {
     }
     m_.tree.rebuild();
     if (m_.config().evict_alpha != 0.0) m_.evict_tree.rebuild();
+  }
+
+  // Rows that the dead reader had begun to take in, but not marked as seen: they are taken in again, and counted then.
+  void forget_half_taken() {
+    for (std::uint64_t history = 0; history < m_.config().histories; ++history) {
+      std::uint64_t ready = m_.histories[history].ready.load(std::memory_order_acquire), seen = m_.views[history].seen;
+      for (std::uint64_t t = seen; t < ready; ++t) clear(m_.leaf(history, t));
+    }
   }
 
   void weigh(std::size_t leaf, float priority) {
@@ -225,18 +234,19 @@ class Sampler {
         changed = std::min(changed, t);
       }
       // Rows that were overwritten before a reader looked; which of them started a transition is no longer known.
-      std::uint64_t missed = low > view.seen ? low - view.seen : 0;
-      statistics.inserts += missed;
-      statistics.overwritten += missed;
+      std::uint64_t missed = low > view.seen ? low - view.seen : 0, inserts = statistics.inserts + missed;
       for (std::uint64_t t = view.seen + missed; t < ready; ++t) {
         float priority = racy_row(m_.row(history, t)).priority;
         if (priority < 0.0f) continue;
         std::size_t leaf = m_.leaf(history, t);
         weigh(leaf, priority);
-        m_.stamps[leaf] = statistics.inserts++;
+        m_.stamps[leaf] = inserts++;
         ++statistics.size;
       }
       repair_span(history, changed, ready);
+      // Counted last, with `seen`: what a reader that is killed before had taken in is taken in again.
+      statistics.inserts = inserts;
+      statistics.overwritten += missed;
       view.retired = std::max(view.retired, low);
       view.seen = ready;
     }

@@ -30,6 +30,19 @@ def test_a_policy_lag_that_the_numbers_of_versions_cannot_hold_is_refused():
             validate(override(Config(), **{"learning.max_policy_lag": lag}))
 
 
+def test_a_lag_at_which_every_sample_is_masked_is_refused():
+    own = {"sampling.placement": "serial", "learning.max_policy_lag": 3}
+    validate(make_config("gym/CartPole-v1", "appo", **own, **{"sampling.policy_lag": 3}))
+    with pytest.raises(ConfigError, match=r"policy_lag \(4\) is above learning.max_policy_lag \(3\): nothing would be learned"):
+        validate(make_config("gym/CartPole-v1", "appo", **own, **{"sampling.policy_lag": 4}))
+
+
+def test_the_workers_of_all_nodes_are_counted():
+    many = {"cluster.nodes": "1-1024", "sampling.num_workers": 96, "sampling.placement": "served"}
+    with pytest.raises(ConfigError, match=r"num_workers \(96\) on each of 1024 nodes .* are 98,304; 4,096 are possible"):
+        validate(make_config("gym/CartPole-v1", "appo", **many))
+
+
 def test_a_policy_worker_cannot_wait_for_more_than_it_takes():
     both = {"sampling.min_request_groups": 3, "sampling.max_request_groups": 2}
     with pytest.raises(ConfigError, match=r"min_request_groups \(3\) is above sampling.max_request_groups \(2\)"):

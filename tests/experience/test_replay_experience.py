@@ -14,11 +14,11 @@ import torch
 from history_writer import HistoryWriter
 
 from headrace import config as configs
-from headrace.config import Config
+from headrace.config import Config, ConfigError
 from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
 from headrace.experience.batch import Batch, Filling
 from headrace.experience.replay.experience import ReplayExperience
-from headrace.experience.replay.layout import make_replay, observation_fields
+from headrace.experience.replay.layout import make_replay, observation_fields, replay_layout
 from headrace.sampling.trajectory_fields import trajectory_fields
 from headrace.shm.run_control import RunControl
 from headrace.shm.trajectory_store import TrajectoryStore
@@ -492,3 +492,21 @@ def test_a_replay_that_outlived_its_learner_stays_as_it_is(rig: Callable[..., Ri
     third = rig(collect=True)
     assert "is damaged" in third.experience.restore(tmp_path, state)[0]
     assert third.replay.stats().inserts == 0
+
+
+SMALL = {"replay.capacity": 500, "sampling.num_workers": 1, "sampling.envs_per_worker": 64, "sampling.rollout": 64}
+NOT_A_SEQUENCE = {"policy.core": "lstm", "replay.capacity": 30, "sampling.rollout": 40, "q.sequence": 40}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (SMALL, r"capacity \(500\) is too small for 64 .* memory for \d+ steps, .* of 64 \(sampling.rollout\)"),
+        (NOT_A_SEQUENCE, r"capacity \(30\) is too small"),
+        ({"replay.capacity": 10**10}, r"capacity \(10,000,000,000\) and replay.slack \(1.1\) ask for memory of 11,0"),
+    ],
+)
+def test_a_capacity_that_cannot_work_is_refused_with_its_numbers(settings: dict[str, Any], said: str) -> None:
+    own = {"learning.algorithm": "dqn", "learning.experience": "replay", "replay.minimum": 20} | settings
+    with pytest.raises(ConfigError, match=said):
+        replay_layout(configs.override(Config(env="x"), **own), SPEC, 4, 1)

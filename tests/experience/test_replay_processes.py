@@ -147,6 +147,25 @@ def test_a_reader_killed_inside_the_replay_leaves_it_usable() -> None:
     check(replay, 10)
 
 
+def test_what_a_killed_reader_had_begun_to_take_in_counts_once() -> None:
+    n, half_way = 500_000, 0
+    for delay in (0.002, 0.005, 0.01, 0.02, 0.04):
+        replay = Replay(ReplayConfig(histories=1, capacity=n, minimum=1, n_step=1), {"x": ReplayField((1,), np.uint8, stack=1)})
+        replay.native.open(0)
+        zeros = np.zeros(n, np.float32)
+        replay.native.append(0, [np.zeros((n, 1), np.uint8)], zeros, zeros, np.zeros(n, np.uint8))
+        replay.native.ready(0, np.ones(n - 1, np.float32))
+        reader = fork.Process(target=replay.stats)
+        reader.start()
+        time.sleep(delay)
+        reader.kill()
+        reader.join()
+        half_way += reader.exitcode != 0
+        stats = replay.stats()
+        assert (stats.size, stats.inserts) == (n - 1, n - 1)
+    assert half_way, "some reader was killed before its end"
+
+
 def test_nothing_is_left_in_shared_memory_when_everyone_is_killed() -> None:
     before = set(os.listdir("/dev/shm"))
     code = ("import os, signal, test_replay_processes as t\nr = t.make()\n"

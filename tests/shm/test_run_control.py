@@ -118,3 +118,12 @@ def test_another_process_shares_all_of_it() -> None:
     assert control.supervisor_heartbeat > 0
     assert np.isfinite(control.clocks["rollout"]).all()
     process.join()
+
+
+def test_learning_begins_once_in_a_run_whichever_learner_asks() -> None:
+    control = make()
+    began = control.learning_began()
+    process = multiprocessing.get_context("fork").Process(target=control.learning_began)
+    process.start()
+    process.join()
+    assert 0 < began == control.learning_began() <= perf_counter()

@@ -11,6 +11,7 @@ from headrace.config.file_reading import shortened
 from headrace.config.ranges import check
 from headrace.config.settings import Config
 
+MOST_WORKERS = 4096  # of all nodes, rollout workers and policy workers each
 MOST_SLOTS = 2**15  # a ticket has 15 bits for the slot
 LAST_PORT = 65_535
 
@@ -50,6 +51,9 @@ def _faults(config: Config) -> Iterator[str]:
         yield f"sampling.policy_lag {s.policy_lag} needs sampling.placement serial, in which lag can be exact"
     if s.policy_lag and s.weights_period != 1:
         yield "sampling.policy_lag needs sampling.weights_period 1: the lag says which weights actors have"
+    if s.policy_lag > r.max_policy_lag:
+        most = f"learning.max_policy_lag ({r.max_policy_lag})"
+        yield f"sampling.policy_lag ({s.policy_lag}) is above {most}: nothing would be learned"
     if s.placement == "device":
         yield from _device_faults(config)
     elif not config.uses_replay and r.batch_size % (unit := s.rollout * config.lane_size):
@@ -112,6 +116,12 @@ def _cluster_faults(config: Config) -> Iterator[str]:
     if not config.in_processes:
         placement = config.sampling.placement
         yield f"sampling.placement {placement} is one process, which cannot be on several machines: use served or inline"
+    for name, count in (("num_workers", config.sampling.num_workers), ("num_policy_workers", config.sampling.num_policy_workers)):
+        if (of_all := count * c.most_nodes) > MOST_WORKERS:
+            yield (
+                f"sampling.{name} ({count}) on each of {c.most_nodes} nodes (the most that cluster.nodes allows) are {of_all:,}; "
+                f"{MOST_WORKERS:,} are possible"
+            )
     if c.learners > (least := c.node_range[0]):
         yield f"each of the {c.learners} learner ranks (cluster.learners) needs a sampling node; cluster.nodes may be {least}"
     if config.population.size > 1 and c.learners > 1:

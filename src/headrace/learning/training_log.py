@@ -122,7 +122,7 @@ class TrainingLog:
 
 
 def reason_to_stop(config: Config, progress: Progress, log: TrainingLog, seconds: float) -> str | None:
-    """The reason to end this policy's training now, `seconds` after it began in this process; None to go on."""
+    """The reason to end this policy's training now, `seconds` after learning began; None to go on."""
     if progress.global_step >= config.learning.total_steps:
         return "total_steps"
     if config.run.goal is not None and log.full and log.mean_return >= config.run.goal:

@@ -16,6 +16,7 @@ from multiprocessing import connection
 from time import monotonic, perf_counter
 from typing import Any
 
+from headrace.accelerator.ranks import TIMEOUT as RANKS_MEET
 from headrace.config import hardware
 from headrace.processes.child import KILL_TIMEOUT, Child
 from headrace.processes.failures import Failures
@@ -106,6 +107,8 @@ class Supervisor:
         self._notices: deque[str] = deque()  # texts for the user, not yet passed on
         self._failures = Failures(self.config.sampling)
         self._silence = Silence()
+        self._unready = 0.0
+        """When some learner was last seen not to be ready (perf_counter): nobody else's silence begins before that."""
         self._untaken: list[set[int]] = [set() for _ in self.memory.policies]
         """By policy, the tickets of finished slots that no learner had taken at the last sweep."""
         self._last_sweep = 0.0
@@ -295,22 +298,28 @@ class Supervisor:
         """Ask processes whose heartbeat is too old for their stacks; they are killed and replaced afterwards."""
         self._silence.look()
         control = self.memory.control
+        if not control.ready:
+            self._unready = perf_counter()
         for child in self.children:
             last = control.heartbeat(child.role, child.index)
-            waited = self.placement.waited if child.role == "learner" else 0.0
+            waited = self.placement.waited if child.role == "learner" else self._unready
             silent = self._silence.since(max(last, child.started, waited))
-            if not last:
-                setting, limit = "its start", START_TIMEOUT
-            elif child.role == "learner":
-                setting, limit = "learning.update_timeout", self.config.learning.update_timeout
-            else:
-                setting, limit = "sampling.step_timeout", self.config.sampling.step_timeout
-            waits_for_learner = child.role != "learner" and not control.ready
-            if silent < limit or waits_for_learner or child.asked or child.killed or child.ended:
+            setting, limit = self._patience(child.role, begun=bool(last))
+            if silent < limit or child.asked or child.killed or child.ended:
                 continue
             self._notices.append(f"{child.name} hangs: no heartbeat for {silent:.0f} s ({setting}: {limit:.0f} s)")
             child.reason = "hung"
             child.ask_for_stacks()
+
+    def _patience(self, role: Role, begun: bool) -> tuple[str, float]:
+        """Seconds that a process may be silent, and what sets them. `begun`: whether it has given a sign before."""
+        if role != "learner":
+            return ("sampling.step_timeout", self.config.sampling.step_timeout) if begun else ("its start", START_TIMEOUT)
+        limit = self.config.learning.update_timeout
+        if begun:
+            return "learning.update_timeout", limit
+        # Before its first sign a learner may restore a large replay, and wait for ranks on other machines.
+        return "its start", max(START_TIMEOUT, limit) + (RANKS_MEET if hardware.rank().size > 1 else 0.0)
 
     # -- lost hints -------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ POLL_INTERVAL = 0.2
 
 _HEARTBEAT, _STEPS = -2, -1
 _STOP, _FIRST_LEARNER = 0, 1
-_LIVES, _ASKED = 0, 1
+_LIVES, _ASKED, _LEARNED = 0, 1, 2
 CUT_SHORT_AFTER = 2.0
 """Seconds from the user's request to end the run (Ctrl-C) until batches and updates are cut short."""
 
@@ -33,15 +33,16 @@ class RunControl(Mapped):
     def __init__(self, workers: Mapping[str, int], num_policies: int = 1):
         self._workers = dict(workers)
         self._words = Words(_FIRST_LEARNER + num_policies)
-        self._segment = Segment(16 + 8 * sum(n * (len(PHASES[role]) + 2) for role, n in self._workers.items()))
+        self._segment = Segment(24 + 8 * sum(n * (len(PHASES[role]) + 2) for role, n in self._workers.items()))
         self._map()
 
     def _map(self) -> None:
         self.clocks: dict[str, np.ndarray] = {}
         """By role, float64 [workers, phases + 2]: seconds spent in each phase, the last heartbeat (perf_counter), steps done."""
-        self._supervisor = self._segment.ndarray(np.float64, 2)
-        """Of the main process (perf_counter): its last heartbeat, and when the user asked for the end of the run (0: not yet)."""
-        offset = self._supervisor.nbytes
+        self._times = self._segment.ndarray(np.float64, 3)
+        """perf_counter: the main process's last heartbeat, when the user asked for the end of the run, and when learning began
+        (0: not yet)."""
+        offset = self._times.nbytes
         for role, n in self._workers.items():
             self.clocks[role] = self._segment.ndarray(np.float64, (n, len(PHASES[role]) + 2), offset)
             offset += self.clocks[role].nbytes
@@ -59,17 +60,24 @@ class RunControl(Mapped):
 
     def ask_to_stop(self) -> None:
         """Note that the user asks for the end of the run (Ctrl-C). It ends after the updates that are under way."""
-        self._supervisor[_ASKED] = perf_counter()
+        self._times[_ASKED] = perf_counter()
 
     @property
     def hurried(self) -> bool:
         """Whether `ask_to_stop` was called more than `CUT_SHORT_AFTER` seconds ago: what takes long is to be cut short."""
-        asked = float(self._supervisor[_ASKED])
+        asked = float(self._times[_ASKED])
         return asked > 0 and perf_counter() > asked + CUT_SHORT_AFTER
 
     def wait_for_stop(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for the end of the run; whether it is ending."""
         return self._words.wait_nonzero(_STOP, timeout) != 0
+
+    def learning_began(self) -> float:
+        """When learning began in this run (perf_counter): now, at the first call. A learner that takes the place of one that was
+        killed finds the first one's."""
+        if not self._times[_LEARNED]:
+            self._times[_LEARNED] = perf_counter()
+        return float(self._times[_LEARNED])
 
     def set_ready(self, policy: int) -> None:
         """The learner of this policy has published its first weights: sampling may start."""
@@ -103,11 +111,11 @@ class RunControl(Mapped):
     @property
     def supervisor_heartbeat(self) -> float:
         """When the supervisor last looked at the processes (perf_counter); 0 before the first time."""
-        return float(self._supervisor[_LIVES])
+        return float(self._times[_LIVES])
 
     def supervisor_lives(self) -> None:
         """Renew the supervisor's heartbeat."""
-        self._supervisor[_LIVES] = perf_counter()
+        self._times[_LIVES] = perf_counter()
 
     def seconds(self, role: str, phase: str, index: int | None = None) -> float:
         """Seconds that one worker of a role, or all together, have spent in this phase."""

@@ -39,6 +39,10 @@ if TYPE_CHECKING:  # processes that only add to the replay do not need torch
     import torch
 
 
+MOST_ROWS = 2**32
+"""Rows of all histories are fewer."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReplayField(ArraySpec):
     """One column of the rows; shape and dtype are of one row (one frame, not a stack)."""
@@ -323,7 +327,7 @@ def _native_config(config: ReplayConfig, fields: dict[str, ReplayField]) -> Any:
     check(0 < config.packed_share <= 1, f"packed_share {config.packed_share} is not above 0 and at most 1")
     check(config.block >= 8 and config.block % 8 == 0, f"block {config.block} is not a multiple of 8")
     check(config.evict_alpha is None or config.evict_alpha != 0, "evict_alpha 0 evicts at random; say 1e-9 if you mean it")
-    check(config.histories * config.rows < 2**32, f"{config.histories * config.rows} rows; at most 2^32 - 1")
+    check(config.histories * config.rows < MOST_ROWS, f"{config.histories * config.rows} rows; at most 2^32 - 1")
     check(0 < len(fields) <= native.MAX_FIELDS, f"{len(fields)} fields; 1 to {native.MAX_FIELDS} are possible")
     check(
         config.codec != "none" or not any(f.compressed for f in fields.values()), "a field is compressed but no codec is chosen"

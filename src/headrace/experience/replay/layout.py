@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace.config import Config, ConfigError
 from headrace.envs.core.contract import EnvSpec
-from headrace.experience.replay.buffer import Replay, ReplayConfig, ReplayField
+from headrace.experience.replay.buffer import MOST_ROWS, Replay, ReplayConfig, ReplayField
 
 OBSERVATION = "obs/"  # observations are fields of the trajectory store, and of the replay, whose names begin so
 
@@ -62,7 +62,7 @@ def replay_layout(config: Config, spec: EnvSpec, core_width: int, parts: int) ->
     """How a run's replay, or one of so many equal `parts` of it, is laid out: one history per environment and copy, images one
     frame per row. With a core, the state before a trajectory is laid out over its rows, so that it takes no memory in the others.
 
-    Raises `ConfigError` where images are no stack of `EnvSpec.frame_stack` frames.
+    Raises `ConfigError` where images are no stack of `EnvSpec.frame_stack` frames, and for capacities that cannot work.
     """
     r, capacity = config.replay, -(-config.replay.capacity // parts)
     per_slot = (r.samples_per_insert or 0) * config.sampling.rollout * config.envs_per_group * r.copies
@@ -79,13 +79,26 @@ def replay_layout(config: Config, spec: EnvSpec, core_width: int, parts: int) ->
             raise ConfigError(f"{config.env} resets in the same step; replay of sequences needs resets in the next step")
         fields["first"] = ReplayField((), np.dtype(bool))
         fields["core"] = ReplayField((-(-core_width // period),), np.dtype(np.float32))
-    return (
-        ReplayConfig(
-            histories=config.num_envs // parts * r.copies, capacity=capacity // period, period=period, slack=r.slack,
-            window=window, n_step=r.n_step, alpha=r.alpha, beta=r.beta,
-            minimum=r.minimum // period, evict_alpha=r.evict_alpha, samples_per_insert=r.samples_per_insert,
-            ratio_band=2 * max(config.learning.batch_size, per_slot),
-            codec=r.codec, packed_share=r.packed_share, seed=config.seed,
-        ),
-        fields,
+    laid_out = ReplayConfig(
+        histories=config.num_envs // parts * r.copies, capacity=capacity // period, period=period, slack=r.slack,
+        window=window, n_step=r.n_step, alpha=r.alpha, beta=r.beta,
+        minimum=r.minimum // period, evict_alpha=r.evict_alpha, samples_per_insert=r.samples_per_insert,
+        ratio_band=2 * max(config.learning.batch_size, per_slot),
+        codec=r.codec, packed_share=r.packed_share, seed=config.seed,
     )  # fmt: skip
+    _check_rows(config, laid_out)
+    return laid_out, fields
+
+
+def _check_rows(config: Config, laid_out: ReplayConfig) -> None:
+    T, capacity, histories = config.sampling.rollout, config.replay.capacity, laid_out.histories
+    if laid_out.capacity == 0 or laid_out.rows < T:
+        raise ConfigError(
+            f"replay.capacity ({capacity:,}) is too small for {histories:,} environments (replay.copies counted): each has "
+            f"memory for {laid_out.rows} steps, and needs it for a trajectory of {T} (sampling.rollout)"
+        )
+    if histories * laid_out.rows >= MOST_ROWS:
+        raise ConfigError(
+            f"replay.capacity ({capacity:,}) and replay.slack ({config.replay.slack:g}) ask for memory of "
+            f"{histories * laid_out.rows:,} steps; fewer than {MOST_ROWS:,} are possible"
+        )

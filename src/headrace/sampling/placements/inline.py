@@ -41,7 +41,9 @@ def inline_main(start: Start) -> None:
     rollout_main(start, refreshing(actors, periods, static), seed)
 
 
-def refreshing(actors: Mapping[int, Actor] | Sequence[Actor], periods: Mapping[int, int], static: Collection[int] = ()) -> InlineAct:
+def refreshing(
+    actors: Mapping[int, Actor] | Sequence[Actor], periods: Mapping[int, int], static: Collection[int] = ()
+) -> InlineAct:
     """A function that acts and takes newer weights when a policy has acted as often as its period, 1 where it has none. Actors of
     `static` members look every time, because a newer past version may have replaced the one in their place."""
     import numpy as np
