@@ -119,7 +119,7 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     set_up(config.device)
     learner = Learner(model, algorithm, config)
     learner.cut_short = lambda: control.hurried
-    log = TrainingLog(spec.tasks, spec.agents)
+    log = TrainingLog(spec.tasks, spec.agents, spec.info_metrics)
     ranks = Ranks(config.device)  # other ranks may learn the same policy, each with its own environments
     experience = across_ranks(placement.batches(p, algorithm.reported_envs(config.num_envs)), ranks, spec)
     pbt = PbtPolicy(placement, p, learner, log) if config.pbt.on else None

@@ -64,6 +64,9 @@ class EnvConfig:
     called with them before the first reset, and again whenever population-based training has mutated them."""
     kwargs: JsonObject = field(default_factory=dict)
     """Further keyword arguments of the environment's constructor, as one JSON object."""
+    info_metrics: tuple[str, ...] = ()
+    """Keys of numbers in the info of a game's last step, such as a success or a distance. Their means over the games that ended
+    are the metrics `episode/KEY`."""
     task_share: Literal["compute", "samples"] = "compute"
     """What several tasks (`--env atari/pong,atari/boxing`) share equally. `compute`: every task has the same number of rollout
     workers, which step it as fast as they can. `samples`: every group has the same number of environments of each task, so all

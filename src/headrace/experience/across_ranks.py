@@ -22,6 +22,7 @@ class ExperienceAcrossRanks:
 
     def __init__(self, own: Experience, ranks: Ranks, spec: EnvSpec):
         self._own, self._ranks, self._tasks = own, ranks, len(spec.tasks)
+        self._infos = len(spec.info_metrics)
         self._joined = ["returns", "lengths", *(["tasks"] if spec.tasks else []), *(["agents"] if spec.agents else [])]
         """What is known of every episode."""
         self._batch: Batch | None = None  # this rank's next batch, which waits until every other rank has one
@@ -45,6 +46,8 @@ class ExperienceAcrossRanks:
         arrivals = Arrivals(steps, task_steps=np.array(task_steps, np.int64))
         for name in self._joined if episodes else ():
             setattr(arrivals, name, self._ranks.join(getattr(mine, name)))
+        if episodes and self._infos:
+            arrivals.infos = self._ranks.join(mine.infos.ravel()).reshape(-1, self._infos)
         if ready < self._ranks.size:
             return Filling(arrivals) if steps or episodes else None
         assert self._batch is not None

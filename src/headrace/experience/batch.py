@@ -26,6 +26,7 @@ class Arrivals:
     lengths: np.ndarray = field(default_factory=_counts)  # int32 [k]: their lengths in steps
     objectives: np.ndarray = field(default_factory=_floats)
     """float32 [k]: their objectives beside the return, where the environment is asked for them; else empty."""
+    infos: np.ndarray = field(default_factory=_floats)  # float32 [k, n]: their numbers for `envs.info_metrics`; else empty
     tasks: np.ndarray = field(default_factory=_counts)  # int32 [k]: the number of their task, where there are several; else empty
     agents: np.ndarray = field(default_factory=_counts)
     """int32 [k]: the number of their agent, in a multi-agent environment; else empty."""
@@ -40,7 +41,8 @@ class Arrivals:
 
         Args:
             fields: of the trajectory store: `valid`, bool [T or more, ...], whose rows from T on do not count; `episode_return`
-                (NaN where no episode ended) and `episode_length`, [T, ...]; `episode_objective`, `task`, `agent` if there.
+                (NaN where no episode ended) and `episode_length`, [T, ...]; `episode_objective`, `episode_info`, `task`, `agent`
+                if there.
             reported: bool [T, ...], the environments whose episodes are reported.
         """
         ended, valid = ~np.isnan(fields["episode_return"]) & reported, fields["valid"][: len(fields["episode_return"])]
@@ -64,7 +66,8 @@ class Arrivals:
         """All of them together."""
         total = cls(sum(part.steps for part in parts))
         for name in EPISODE_FIELDS:
-            setattr(total, name, np.concatenate([getattr(total, name), *(getattr(part, name) for part in parts)]))
+            if there := [own for part in parts if len(own := getattr(part, name))]:
+                setattr(total, name, np.concatenate(there))
         total.task_steps = np.zeros(max((len(part.task_steps) for part in parts), default=0), np.int64)
         for part in parts:
             total.task_steps[: len(part.task_steps)] += part.task_steps
@@ -75,6 +78,7 @@ EPISODE_FIELDS = {
     "returns": "episode_return",
     "lengths": "episode_length",
     "objectives": "episode_objective",
+    "infos": "episode_info",
     "tasks": "task",
     "agents": "agent",
     "versions": "version",

@@ -23,14 +23,15 @@ CURVE_POINTS = 20  # largest number of points that an interval adds to the learn
 
 class TrainingLog:
     """Statistics of the learner between two reports, and the last episodes. `tasks`: ids of the tasks, if there are several.
-    `agents`: names of the agents of a match, if there are several."""
+    `agents`: names of the agents of a match, if there are several. `infos`: see `EnvSpec.info_metrics`."""
 
-    def __init__(self, tasks: Sequence[str] = (), agents: Sequence[str] = ()) -> None:
+    def __init__(self, tasks: Sequence[str] = (), agents: Sequence[str] = (), infos: Sequence[str] = ()) -> None:
         self.returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
         self.tasks = TaskLog(tasks) if tasks else None  # where the policy is trained on several
         self.first_version = 0  # episodes that older weights ended do not count: they were another policy's
         self._statistics: list[dict[str, torch.Tensor]] = []
-        self._ended: list[tuple[float, int]] = []
+        self._names = ("return", "length", *infos)
+        self._ended: list[tuple[float, ...]] = []  # of every episode the numbers of these names
         self._agents: dict[str, list[float]] = {agent: [] for agent in agents}
         """Returns of the episodes that have ended, by agent."""
         self._curve: list[tuple[int, float, float, float]] = []
@@ -53,7 +54,7 @@ class TrainingLog:
             self._statistics.append(update.statistics)
         returns = arrivals.returns.tolist()
         self.returns.extend(returns)
-        self._ended.extend(zip(returns, arrivals.lengths.tolist(), strict=True))
+        self._ended.extend(zip(returns, arrivals.lengths.tolist(), *arrivals.infos.T.tolist(), strict=True))
         if self._agents:
             names = [*self._agents]
             for agent, r in zip(arrivals.agents.tolist(), returns, strict=True):
@@ -66,9 +67,9 @@ class TrainingLog:
             self._curve.append((step, mean, own[outside], own[-1 - outside]))
 
     @property
-    def episodes(self) -> list[tuple[float, int]]:
-        """Return and length of the episodes that have ended since the last `metrics`."""
-        return list(self._ended)
+    def episodes(self) -> list[dict[str, float]]:
+        """Return, length and numbers for `envs.info_metrics` of the episodes that have ended since the last `metrics`, by name."""
+        return [dict(zip(self._names, numbers, strict=True)) for numbers in self._ended]
 
     def curve(self) -> list[tuple[int, float, float, float]]:
         """Points of the learning curve since the last call, at most `CURVE_POINTS`, evenly chosen, with the newest: global step,
@@ -104,7 +105,8 @@ class TrainingLog:
             result[key] = float(values.min() if key == "lag/min" else values.max() if key == "lag/max" else values.mean())
         if self._ended:
             means = np.mean(self._ended, axis=0).tolist()
-            result |= zip(("charts/episodic_return", "charts/episodic_length"), means, strict=True)
+            result |= zip(("charts/episodic_return", "charts/episodic_length"), means[:2], strict=True)
+            result |= {f"episode/{name}": mean for name, mean in zip(self._names[2:], means[2:], strict=True)}
         if not math.isnan(self.mean_return):
             result["charts/episodic_return_100"] = self.mean_return
         if self.tasks is not None:

@@ -29,7 +29,8 @@ class Callbacks:
     """Called with the learner's metrics since its last call, every `run.log_interval` seconds (0: after every update), if there
     was an update meanwhile."""
     on_episode: Callback | None = None
-    """Called just before `on_update`, for every episode that ended since, with its `return` and `length`."""
+    """Called just before `on_update`, for every episode that ended since, with its `return`, its `length` and
+    its numbers for `envs.info_metrics`."""
     on_checkpoint: Callback | None = None
     """Called after every checkpoint except the last one, with its `global_step`."""
     _updates: dict[int, float] = field(default_factory=dict, init=False)
@@ -53,7 +54,7 @@ class Callbacks:
         if message.kind == "saved" and self.on_checkpoint is not None:
             return _is_true(self.on_checkpoint({"global_step": message.content} | policy))
         if message.kind == "episodes" and self.on_episode is not None:
-            ends = [_is_true(self.on_episode({"return": r, "length": length} | policy)) for r, length in message.content]
+            ends = [_is_true(self.on_episode(episode | policy)) for episode in message.content]
             return any(ends)
         return False
 

@@ -49,6 +49,7 @@ KEYS: dict[str, str] = {
     "and R2D2: of the quarter of the environments that explores least, as in all other keys of episodes.",
     "charts/episodic_return_100": "Mean return of the last 100 episodes.",
     "charts/episodic_length": "Mean length of the episodes that ended in this interval (steps).",
+    "episode/KEY": "Mean over these episodes of `KEY` in the info of their last step, for every key in `envs.info_metrics`.",
     "charts/episodes": "Number of episodes that have ended so far.",
     "charts/learning_rate": "Learning rate of the optimizer.",
     "charts/updates": "Number of updates so far (batches learned from).",

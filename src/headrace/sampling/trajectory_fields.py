@@ -40,6 +40,8 @@ def trajectory_fields(
         fields["behind"] = TrajectoryField((), count)  # versions between the weights that chose the action and the newest then
     if objective:
         fields["episode_objective"] = TrajectoryField((), number)  # NaN unless an episode ended with this step
+    if spec.info_metrics:
+        fields["episode_info"] = TrajectoryField((len(spec.info_metrics),), number)
     if spec.tasks:
         fields["task"] = TrajectoryField((), count)  # of the environment, by its number in `spec.tasks`
     if spec.agents:

@@ -130,6 +130,9 @@ class EnvSpec:
     frame_stack: int = 1
     """Successive frames in one image observation, along its channels, the oldest first. A replay stores each of them once."""
 
+    info_metrics: tuple[str, ...] = ()
+    """Keys of the numbers in the info of a game's last step that are recorded (`envs.info_metrics`), n of them."""
+
     def of_agent(self, agent: int) -> EnvSpec:
         """The specification of one agent, by its index."""
         return self.of_agents[agent] if self.of_agents else self
@@ -204,6 +207,8 @@ class StepRow(Row):
     """[C, ...] by name; only for `same-step` environments, written where truncated or terminated."""
     episode_objective: Array | None = None
     """float32: `info["true_objective"]` where `episode_return` is not NaN. None: not recorded."""
+    episode_info: Array | None = None
+    """float32 [C, n]: `EnvSpec.info_metrics` in the info, where `episode_return` is not NaN. None: n is 0, or not recorded."""
     task: Array | None = None
     """int32: the environment's task, by its number in `EnvSpec.tasks`. None: there is one task, or it is not recorded."""
 

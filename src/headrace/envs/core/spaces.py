@@ -275,4 +275,5 @@ def spec_of(
     frames in an observation; None: taken from the settings. Raises `UnsupportedSpace`."""
     observation, action = specs_of(observation_space, action_space, env_id)
     stack = frame_stack or options.frame_stack or 1
-    return EnvSpec(observation, action, options.frameskip or frameskip, autoreset, env_id, frame_stack=stack)
+    frames = options.frameskip or frameskip
+    return EnvSpec(observation, action, frames, autoreset, env_id, frame_stack=stack, info_metrics=options.info_metrics)

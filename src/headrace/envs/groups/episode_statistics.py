@@ -12,7 +12,7 @@ Statistics are of unscaled, unclipped rewards. They are written to the row of th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,14 @@ def objective_of(info: Mapping[str, Any]) -> float:
     if OBJECTIVE not in info:
         raise KeyError(f"pbt.objective {OBJECTIVE}: the info of the last step has none, only {sorted(info)}")
     return float(info[OBJECTIVE])
+
+
+def numbers_of(info: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+    """What is under these names in the info, or infos by key, of a game's last step. Raises `KeyError` for one that is not."""
+    for name in names:
+        if name not in info:
+            raise KeyError(f"envs.info_metrics {name}: the info of the last step has none, only {sorted(info)}")
+    return [info[name] for name in names]
 
 
 class EpisodeStatistics:

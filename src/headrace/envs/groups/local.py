@@ -16,7 +16,7 @@ from headrace.envs.core.errors import EnvironmentFault, cause, faults
 from headrace.envs.core.spaces import leaves
 from headrace.envs.groups.base import OneAgentGroup, close_all
 from headrace.envs.groups.checks import STEP, cause_of_call, first_observation, flag, parts_of
-from headrace.envs.groups.episode_statistics import LIFE_LOST, objective_of
+from headrace.envs.groups.episode_statistics import LIFE_LOST, numbers_of, objective_of
 from headrace.envs.groups.rewards import RewardTransform
 
 
@@ -79,6 +79,8 @@ class LocalGroup(OneAgentGroup):
                     over[i] = (terminated[i] or truncated[i]) and not info.get(LIFE_LOST)
                     if now.episode_objective is not None and over[i]:
                         now.episode_objective[i] = objective_of(info)
+                    if now.episode_info is not None and over[i]:
+                        now.episode_info[i] = numbers_of(info, self.spec.info_metrics)
                 for put_one, row in puts:
                     put_one(row, i, observation)
         except faults() as error:

@@ -137,5 +137,6 @@ def parallel_spec(env: ParallelEnv, options: EnvConfig, env_id: str, frameskip: 
         observation, action = specs_of(env.observation_space(agent), env.action_space(agent), env_id)
         if options.info_action_mask:
             observation[MASK_KEY] = ArraySpec((action.mask_width,), np.dtype(np.uint8), 0, 1)
-        specs.append(EnvSpec(observation, action, options.frameskip or frameskip, name=env_id, agents=agents))
+        its = EnvSpec(observation, action, options.frameskip or frameskip, name=env_id, agents=agents)
+        specs.append(replace(its, info_metrics=options.info_metrics))
     return replace(specs[0], of_agents=tuple(specs)) if any(spec != specs[0] for spec in specs) else specs[0]

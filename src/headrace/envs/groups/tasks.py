@@ -35,6 +35,7 @@ def spec_of_tasks(tasks: Sequence[str], specs: Sequence[EnvSpec]) -> EnvSpec:
             ("frames per observation", first.frame_stack, spec.frame_stack),
             ("autoreset", first.autoreset, spec.autoreset),
             ("bounds of actions", first.action, spec.action),
+            ("envs.info_metrics", first.info_metrics, spec.info_metrics),
         ):
             if ours != theirs:
                 raise ConfigError(f"{spec.name} has other {what} than {first.name}: {theirs} instead of {ours}. {ADVICE}")

@@ -21,7 +21,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from headrace.config import EnvConfig
+from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core.actions import tensor_decoder
 from headrace.envs.core.contract import MASK_KEY, Categorical, EnvGroup, LaneRow, ObsRow
 from headrace.envs.core.errors import EnvironmentFault, UnsupportedSpace, cause, faults
@@ -91,6 +91,8 @@ class TensorGroup(EnvGroup):
     def __init__(self, envs: TensorEnv, options: EnvConfig, env_id: str, *, device: str, tensors: bool):
         observed, acted = envs.single_observation_space, envs.single_action_space
         self.spec = spec_of(observed, acted, env_id, options, autoreset="same-step")
+        if options.info_metrics:
+            raise ConfigError(f"envs.info_metrics: {env_id} gives no infos, since it steps tensors")
         self.envs, self.device, self.tensors = envs, device, tensors
         self.num_envs = self.lane_size = N = envs.num_envs
         self._leaves = [_checked(leaf, env_id) for leaf in leaves(observed)]

@@ -73,6 +73,12 @@ class VectorGroup(OneAgentGroup):
             raise self._group_fault("step", error) from error
         ended = now.terminated | now.truncated
         over = ended & ~infos[LIFE_LOST] if LIFE_LOST in infos else ended
+        if now.episode_info is not None and over.any():
+            try:
+                for j, numbers in enumerate(numbers_of(infos.get("final_info", infos), self.spec.info_metrics)):
+                    now.episode_info[over, j] = np.asarray(numbers)[over]
+            except faults() as error:
+                raise self._group_fault("step", error) from error
         after.first[:] = self._ended if next_step else ended
         after.valid[:] = ~ended if next_step else True
         started = self._ended
@@ -91,6 +97,9 @@ class VectorGroup(OneAgentGroup):
         by_key: dict[str, Any] = {}
         if any(LIFE_LOST in info for info in infos):
             by_key[LIFE_LOST] = np.array([bool(info.get(LIFE_LOST)) for info in infos])
+        for name in self.spec.info_metrics:
+            if any(name in info for info in infos):
+                by_key[name] = np.array([info.get(name, np.nan) for info in infos])
         if any("final_obs" in info for info in infos):
             by_key["final_obs"] = np.empty(self.num_envs, object)
             for i, info in enumerate(infos):  # one by one, since NumPy would stack observations of equal shape

@@ -33,7 +33,7 @@ from headrace.transport.failures import TlsFlags
 from headrace.transport.messages import HEADER, LARGEST_MESSAGE, MessageLayout, ProtocolError, Refused, header, read_json
 from headrace.transport.streams import Service
 
-PROTOCOL = 4  # version of this protocol. Both sides must have the same.
+PROTOCOL = 5  # version of this protocol. Both sides must have the same.
 SERVICE = Service("/headrace.Environments/Session", "environment server", "no group waits for environments")
 OF_RUN = TlsFlags("--envs.remote-ca", "--tls-cert and --tls-key")  # flags if a run calls an environment server
 OF_SIMULATOR = TlsFlags("--tls-ca", "--envs.remote-tls-cert and --envs.remote-tls-key")
@@ -167,7 +167,8 @@ class GroupLayout:
 
     A RESET has a seed (`seed`), a STEP the actions of all lanes (`action` [L, C, A]). Every reply begins with observations,
     `first` and `valid` ([L, C, ...]); in multi-agent environments lanes with a new observation (`advanced` [L]), matches that
-    have ended (`ended` [M]) and their outcomes (`outcome` [M, agents]) follow. STEPPED adds `STEP_ARRAYS`. STEPPED_FINAL, for
+    have ended (`ended` [M]) and their outcomes (`outcome` [M, agents]) follow. STEPPED adds `STEP_ARRAYS` and
+    `StepRow.episode_info`. STEPPED_FINAL, for
     same-step environments whose episodes ended, adds their true last observations. So the layout of each reply is the beginning
     of the next one's. Raises `Refused` if a reply would be too large to send.
     """
@@ -189,6 +190,8 @@ class GroupLayout:
             arrays["outcome"] = ArraySpec((matches, agents), np.dtype(np.float64))
         self.replies = {OBSERVED: MessageLayout(arrays)}  # by kind
         arrays |= {name: array(dtype) for name, dtype in STEP_ARRAYS.items()}
+        if spec.info_metrics:
+            arrays["episode_info"] = array(np.float32, len(spec.info_metrics))
         self.replies[STEPPED] = self.largest = MessageLayout(arrays)
         if spec.autoreset == "same-step":
             arrays |= {f"final_obs/{name}": array(a.dtype, *a.shape) for name, a in spec.observation.items()}
