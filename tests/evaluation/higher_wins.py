@@ -119,3 +119,27 @@ class OneLosesAll(AtTimes):
 @register_parallel("higher-wins-lost", agents=2)
 def lost(options: EnvConfig, *, render_mode: str | None = None) -> OneLosesAll:
     return OneLosesAll()
+
+
+class Shorter(HigherWins):
+    """Matches of the environment that is made first have nine steps, those of each further one a step less."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps = 9 - Shorter.made % 8
+        Shorter.made += 1
+
+    def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
+        self._t += 1
+        over = self._t == self._steps
+        if over:
+            self.agents = []
+        ends = dict.fromkeys(actions, over)
+        return self._seen(), dict.fromkeys(actions, 1.0), ends, dict.fromkeys(actions, False), {}
+
+
+@register_parallel("shorter-and-shorter", agents=2)
+def shorter(options: EnvConfig, *, render_mode: str | None = None) -> Shorter:
+    return Shorter()

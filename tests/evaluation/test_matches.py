@@ -6,7 +6,9 @@ import json
 import re
 from pathlib import Path
 
+import higher_wins
 import pytest
+from tiny_runs import trained
 
 import headrace
 from headrace import cli
@@ -83,6 +85,16 @@ def test_an_evaluation_counts_no_episodes_of_lost_matches(tmp_path: Path) -> Non
     policy.config.env = "higher-wins-lost"
     with pytest.raises(EnvironmentFault, match="10 matches in a row were lost"):
         evaluate(policy, 40, num_envs=2)
+
+
+def test_an_evaluation_does_not_favour_short_matches(tmp_path: Path) -> None:
+    """It played twice as many as needed and took the episodes that ended first."""
+    policy = load_policy(trained("higher-wins", tmp_path / "run"), imports=[WORLD])
+    policy.config.env = "shorter-and-shorter"
+    higher_wins.Shorter.made = 0
+    assert evaluate(policy, 5, num_envs=5).lengths == [9, 9, 8, 8, 7]
+    higher_wins.Shorter.made = 0
+    assert evaluate(policy, 5, num_envs=2).lengths == [9, 9, 8, 8, 9]
 
 
 def test_commands_on_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

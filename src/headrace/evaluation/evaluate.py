@@ -135,7 +135,7 @@ def evaluate(
     `envs.max_episode_steps`. A `UserWarning` is given if no episode ends for a minute, or an environment does not answer for 30
     seconds, and again each time the wait has doubled. `num_threads`: of torch, on the CPU. `use`: purpose of the games; for
     another purpose the same seed gives other games. In a multi-agent environment the policy acts for all agents, and the episodes
-    of all agents count. Several tasks have equal shares of the episodes, at least one each. `imports`: see `load_policy`.
+    of all agents count; they are fewer than `episodes` where agents have none in a match. Several tasks have equal shares of the episodes, at least one each. `imports`: see `load_policy`.
 
     Raises `ValueError` if `episodes` or `num_envs` is below 1, `ConfigError` for a negative seed, an impossible
     `max_episode_steps` and a multi-agent environment that can only be made at an environment server, and what `load_policy`
@@ -163,21 +163,27 @@ def evaluate(
 
 
 def _episodes(policy: TrainedPolicy, group: EnvGroup, count: int, deterministic: bool, seed: int) -> list[Episode]:
-    """Play `count` episodes of the agents that the policy acts for. In a multi-agent environment every environment plays equally
-    many matches, and the episodes that ended first are taken. Raises as `evaluate`."""
+    """Play `count` episodes of the agents that the policy acts for. In a multi-agent environment that is one for each of these
+    agents in every match, but an agent may have several or none. Raises as `evaluate`."""
     n = group.num_envs
-    games = Games(group, *team_of(policy, group.spec), deterministic=deterministic)
+    players, player_of = team_of(policy, group.spec)
+    games = Games(group, players, player_of, deterministic=deterministic)
     if not group.spec.agents:
         played = sorted(games.play(evenly(count, n), seed), key=lambda game: game.env)
         return [episode for game in played for episode in game.episodes]
-    shares = [-(-count // n)] * n
-    found = [episode for game in games.play(shares, seed) for episode in game.episodes if games.players[episode.player] is policy]
+    own = sum(players[player] is policy for player in player_of) or 1
+    shares, before, found = evenly(-(-count // own), n), [0] * n, []
+    for game in games.play(shares, seed):
+        episodes = [episode for episode in game.episodes if players[episode.player] is policy]
+        found += [(before[game.env], game.env, episode.agent, episode) for episode in episodes]
+        before[game.env] += 1
     if not found:
         raise EnvironmentFault(
             f"{group.spec.name}: no agent that policy {policy.number} acts for has ended an episode in {sum(shares)} matches, so "
             "there is nothing to evaluate"
         )
-    return sorted(found, key=lambda episode: (episode.ended_at, episode.env, episode.agent))[:count]
+    # what is too much is cut off by the matches' numbers: those that ended first would be the short ones
+    return [episode for *_, episode in sorted(found, key=lambda one: one[:3])[:count]]
 
 
 def _result(

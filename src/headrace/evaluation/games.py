@@ -36,7 +36,6 @@ class Episode(NamedTuple):
     length: int  # Steps
     digest: int  # CRC-32 of its observations, actions and rewards
     task: int  # the number of its task, where there are several
-    ended_at: int  # the step of the loop with which it ended
 
 
 class Game(NamedTuple):
@@ -214,7 +213,7 @@ class Games:
     def _episode(self, seat: int, now: StepRow, i: int) -> Episode:
         task = 0 if now.task is None else int(now.task[i])
         where = (*divmod(seat, self._A), self._player(seat // self._C))
-        return Episode(*where, float(now.episode_return[i]), int(now.episode_length[i]), self._digests[seat], task, self.steps)
+        return Episode(*where, float(now.episode_return[i]), int(now.episode_length[i]), self._digests[seat], task)
 
     def _game(self, m: int) -> Game:
         """The game of environment m, as far as it was played."""
@@ -222,7 +221,7 @@ class Games:
         if self.group.spec.agents:
             outcomes: np.ndarray = self.group.outcomes(m).copy()  # type: ignore[attr-defined]
             return Game(m, steps, episodes, outcomes, self._first(m))
-        unfinished = Episode(m, 0, 0, float(self._returns[m]), steps, self._digests[m], 0, self.steps)
+        unfinished = Episode(m, 0, 0, float(self._returns[m]), steps, self._digests[m], 0)
         return Game(m, steps, episodes or [unfinished], None, 0)
 
     def _note_if_lost(self, game: Game) -> bool:
