@@ -72,12 +72,15 @@ class EvalResult:
     seconds: float
     tasks: dict[str, TaskResult] = dataclasses.field(default_factory=dict)
     """By id, where there are several."""
+    infos: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Means over the episodes of the numbers in their last infos, by key (`envs.info_metrics`)."""
     at_limit: int = 0
     """Episodes of `envs.max_episode_steps` steps; cut off there, unless they ended with that very step."""
 
     @property
     def metrics(self) -> dict[str, float]:
         of_all = {"eval/episodic_return": self.mean, "eval/episodic_length": sum(self.lengths) / len(self.lengths)}
+        of_all |= {f"eval/episode/{key}": mean for key, mean in self.infos.items()}
         means = {task: result.mean for task, result in self.tasks.items()}
         return of_all | task_metrics(means, len(means), "eval/") if means else of_all
 
@@ -92,6 +95,7 @@ class EvalResult:
         how = "deterministic" if self.deterministic else "sampled actions"
         games = f"{len(self.returns)} episodes" + (f", {self.distinct} distinct" if self.distinct < len(self.returns) else "")
         games += f", {self.at_limit} at the limit of {max(self.lengths):,} steps" if self.at_limit else ""
+        how += "".join(f", {key} {mean:.4g}" for key, mean in self.infos.items())
         if not self.tasks:
             mean = f"{self.mean:.2f}{_interval(self.ci95, self.std)}"
             return f"{self.env}: mean return {mean} over {games}, step {self.step:,}, {how}"
@@ -207,6 +211,7 @@ def _result(
             task: TaskResult(len(own), float(own.mean()), _std(own), bootstrap_ci(own), normalized(task, float(own.mean())))
             for task, own in zip(tasks, of_tasks, strict=True)
         },
+        infos=dict(zip(options.info_metrics, np.mean([episode.infos for episode in played], axis=0).tolist(), strict=True)),
         at_limit=at_limit(lengths, options),
     )
 

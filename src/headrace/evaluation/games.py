@@ -36,6 +36,7 @@ class Episode(NamedTuple):
     length: int  # Steps
     digest: int  # CRC-32 of its observations, actions and rewards
     task: int  # the number of its task, where there are several
+    infos: tuple[float, ...] = ()  # its numbers for `envs.info_metrics`
 
 
 class Game(NamedTuple):
@@ -213,7 +214,8 @@ class Games:
     def _episode(self, seat: int, now: StepRow, i: int) -> Episode:
         task = 0 if now.task is None else int(now.task[i])
         where = (*divmod(seat, self._A), self._player(seat // self._C))
-        return Episode(*where, float(now.episode_return[i]), int(now.episode_length[i]), self._digests[seat], task)
+        infos = () if now.episode_info is None else tuple(now.episode_info[i].tolist())
+        return Episode(*where, float(now.episode_return[i]), int(now.episode_length[i]), self._digests[seat], task, infos)
 
     def _game(self, m: int) -> Game:
         """The game of environment m, as far as it was played."""
@@ -241,6 +243,8 @@ def _row(spec: EnvSpec, C: int) -> LaneRow:
     now = StepRow.zeros(C)
     if not spec.agents:
         now.task = np.zeros(C, np.int32)
+    if spec.info_metrics:
+        now.episode_info = np.zeros((C, len(spec.info_metrics)), np.float32)
     if spec.autoreset == "same-step":
         now.final_obs = ObsRow.zeros(spec, C).obs
     return LaneRow(np.zeros((C, spec.action.width), spec.action.dtype), now, ObsRow.zeros(spec, C))

@@ -50,6 +50,7 @@ KEYS: dict[str, str] = {
     "charts/episodic_return_100": "Mean return of the last 100 episodes.",
     "charts/episodic_length": "Mean length of the episodes that ended in this interval (steps).",
     "episode/KEY": "Mean over these episodes of `KEY` in the info of their last step, for every key in `envs.info_metrics`.",
+    "eval/episode/KEY": "The same over the episodes of an evaluation (`run.eval_interval_steps`).",
     "charts/episodes": "Number of episodes that have ended so far.",
     "charts/learning_rate": "Learning rate of the optimizer.",
     "charts/updates": "Number of updates so far (batches learned from).",

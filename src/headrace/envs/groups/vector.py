@@ -14,7 +14,7 @@ from headrace.envs.core.errors import EnvironmentFault, cause, faults
 from headrace.envs.core.spaces import PLAIN_KEY, leaves, spec_of
 from headrace.envs.groups.base import OneAgentGroup, close_all
 from headrace.envs.groups.checks import STEP, first_observation, parts_of
-from headrace.envs.groups.episode_statistics import LIFE_LOST
+from headrace.envs.groups.episode_statistics import LIFE_LOST, numbers_of
 from headrace.envs.groups.rewards import reward_transform
 
 
@@ -69,16 +69,13 @@ class VectorGroup(OneAgentGroup):
             if not next_step:
                 observations = self._write_final(now, observations, infos)
             self._put(after.obs, observations)
-        except faults() as error:
-            raise self._group_fault("step", error) from error
-        ended = now.terminated | now.truncated
-        over = ended & ~infos[LIFE_LOST] if LIFE_LOST in infos else ended
-        if now.episode_info is not None and over.any():
-            try:
+            ended = now.terminated | now.truncated
+            over = ended & ~infos[LIFE_LOST] if LIFE_LOST in infos else ended
+            if now.episode_info is not None and over.any():
                 for j, numbers in enumerate(numbers_of(infos.get("final_info", infos), self.spec.info_metrics)):
                     now.episode_info[over, j] = np.asarray(numbers)[over]
-            except faults() as error:
-                raise self._group_fault("step", error) from error
+        except faults() as error:
+            raise self._group_fault("step", error) from error
         after.first[:] = self._ended if next_step else ended
         after.valid[:] = ~ended if next_step else True
         started = self._ended
@@ -97,9 +94,10 @@ class VectorGroup(OneAgentGroup):
         by_key: dict[str, Any] = {}
         if any(LIFE_LOST in info for info in infos):
             by_key[LIFE_LOST] = np.array([bool(info.get(LIFE_LOST)) for info in infos])
+        last = [info.get("final_info", info) for info in infos]
         for name in self.spec.info_metrics:
-            if any(name in info for info in infos):
-                by_key[name] = np.array([info.get(name, np.nan) for info in infos])
+            if any(name in info for info in last):
+                by_key[name] = np.array([info.get(name, np.nan) for info in last])
         if any("final_obs" in info for info in infos):
             by_key["final_obs"] = np.empty(self.num_envs, object)
             for i, info in enumerate(infos):  # one by one, since NumPy would stack observations of equal shape
