@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ class Both:
 
 
 @pytest.fixture(autouse=True)
-def worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def worlds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     register = headrace.envs.register
     register("test/walk")(lambda: Walk())
@@ -74,13 +73,12 @@ def worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             lambda options, num_envs, mode=mode: SyncVectorEnv([Walk] * num_envs, autoreset_mode=mode)
         )
     registry.register_parallel("test/both", agents=2)(lambda: Both())
-    yield
 
 
 def settings(folder: Path, placement: str) -> dict[str, Any]:
     return {
-        "run.folder": str(folder), "run.dashboard": False, "run.video": False, "learning.device": "cpu", "learning.num_threads": 1,
-        "sampling.placement": placement, "sampling.num_workers": 1, "sampling.num_groups": 1, "sampling.envs_per_worker": 4,
+        "run.folder": str(folder), "run.dashboard": False, "run.video": False, "learning.device": "cpu",
+        "learning.num_threads": 1, "sampling.placement": placement, "sampling.num_workers": 1, "sampling.num_groups": 1, "sampling.envs_per_worker": 4,
         "sampling.rollout": 16, "learning.batch_size": 64, "run.log_interval": 0.0, "learning.total_steps": 640,
         "envs.info_metrics": ("right", "won"),
     }  # fmt: skip

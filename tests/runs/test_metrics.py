@@ -86,7 +86,7 @@ def test_the_code_logs_what_is_described_and_nothing_else():
     logged = set(re.findall(rf'"((?:{groups})/\w+)"', text)) | {"global_step"}
     logged |= {f"time/{part}/{phase}" for part, phases in PHASES.items() for phase in phases}
     logged |= {f"lag/share/{name}" for name in lag_bins.NAMES}
-    logged |= {f"population/{name}" for name in KINDS} | {"matches/win_rate/NAME"}
+    logged |= {f"population/{name}" for name in KINDS} | {"matches/win_rate/NAME", "episode/KEY", "eval/episode/KEY"}
     logged |= {f"cluster/node-K/{name}" for name in OF_NODE} | {f"replay/shard-K/{name}" for name in OF_SHARD}
     assert logged - KEYS.keys() == set(), "not described in KEYS"
     assert KEYS.keys() - logged == set(), "described, but never logged"

@@ -139,7 +139,8 @@ def evaluate(
     `envs.max_episode_steps`. A `UserWarning` is given if no episode ends for a minute, or an environment does not answer for 30
     seconds, and again each time the wait has doubled. `num_threads`: of torch, on the CPU. `use`: purpose of the games; for
     another purpose the same seed gives other games. In a multi-agent environment the policy acts for all agents, and the episodes
-    of all agents count; they are fewer than `episodes` where agents have none in a match. Several tasks have equal shares of the episodes, at least one each. `imports`: see `load_policy`.
+    of all agents count; they are fewer than `episodes` where agents have none in a match. Several tasks have equal shares of the
+    episodes, at least one each. `imports`: see `load_policy`.
 
     Raises `ValueError` if `episodes` or `num_envs` is below 1, `ConfigError` for a negative seed, an impossible
     `max_episode_steps` and a multi-agent environment that can only be made at an environment server, and what `load_policy`

@@ -27,7 +27,8 @@ from headrace.experience.replay.layout import observation_fields
 from headrace.experience.transition_ring import TransitionRing
 from headrace.runs.files import read_synced, write_synced
 
-COUNTED = ("valid", "version", "episode_return", "episode_length", "episode_info", "task")  # fields that the host counts, where they are there
+COUNTED = ("valid", "version", "episode_return", "episode_length", "episode_info", "task")
+"""Fields that the host counts, where they are there."""
 _RING, _STATE = "ring.safetensors", "ring.json"
 
 Collect = Callable[[], tuple[dict[str, Tensor], range]]

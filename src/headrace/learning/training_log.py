@@ -68,7 +68,7 @@ class TrainingLog:
 
     @property
     def episodes(self) -> list[dict[str, float]]:
-        """Return, length and numbers for `envs.info_metrics` of the episodes that have ended since the last `metrics`, by name."""
+        """Return, length and numbers for `envs.info_metrics` of the episodes since the last `metrics`, by name."""
         return [dict(zip(self._names, numbers, strict=True)) for numbers in self._ended]
 
     def curve(self) -> list[tuple[int, float, float, float]]:
