@@ -19,7 +19,8 @@ class Eval(PolicyOptions):
     num_envs: NumEnvs | None = None
     """Number of environments that are stepped together. None: as many as games, at most 16."""
     max_episode_steps: Count | None = None
-    """Games are cut off after this many steps. None: `envs.max_episode_steps` of the run."""
+    """Games are cut off after this many steps. None: `envs.max_episode_steps` of the run. An environment server must have the
+    same limit."""
     env: str | None = None
     """Environment to play in; it must have the same observations and actions as the one that the policy was trained in. None:
     that one."""

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import time
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from headrace.accelerator.threads import using_threads
 from headrace.config import ConfigError, EnvConfig
 from headrace.config.seeds import Use, environment_seed, random_seed
 from headrace.envs.core.contract import EnvGroup
-from headrace.envs.core.errors import EnvironmentFault
+from headrace.envs.core.errors import EnvironmentFault, TooFewFree
 from headrace.envs.core.reference_scores import normalized
 from headrace.envs.groups.multi_agent import MultiAgentGroup
 from headrace.envs.make import make_group
@@ -142,9 +143,12 @@ def evaluate(
     of all agents count; they are fewer than `episodes` where agents have none in a match. Several tasks have equal shares of the
     episodes, at least one each. `imports`: see `load_policy`.
 
+    An environment server must have the settings of the run, so also `max_episode_steps`; where it has fewer free environments,
+    they are used, and a `UserWarning` is given.
+
     Raises `ValueError` if `episodes` or `num_envs` is below 1, `ConfigError` for a negative seed, an impossible
-    `max_episode_steps` and a multi-agent environment that can only be made at an environment server, and what `load_policy`
-    raises.
+    `max_episode_steps`, a multi-agent environment that can only be made at an environment server and a server that refuses, and
+    what `load_policy` raises.
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; it must be at least 1")
@@ -159,12 +163,26 @@ def evaluate(
         num_envs = -(-num_envs // len(tasks)) * len(tasks)
     started = time.perf_counter()
     options = with_limit(policy.config, max_episode_steps)
-    with closing(make_group(policy.config.env, options, num_envs, training=False)) as group:
+    with closing(_group(policy.config.env, options, num_envs)) as group:
         if policy.spec.agents and not isinstance(group, MultiAgentGroup):
             raise ConfigError(f"evaluations play their matches here: install the packages of {policy.config.env}")
         with using_threads(num_threads), policy.seeded(random_seed(use, seed)):
             played = _episodes(policy, group, episodes, deterministic, environment_seed(use, seed))
     return _result(policy, played, deterministic, time.perf_counter() - started, options)
+
+
+def _group(env: str, options: EnvConfig, num_envs: int) -> EnvGroup:
+    """Environments for whole games; at an environment server no more than it has free."""
+    group = make_group(env, options, num_envs, training=False)
+    try:
+        _ = group.spec  # waits for the server
+    except BaseException as error:
+        group.close()
+        if not (isinstance(error, TooFewFree) and 0 < error.free < num_envs):
+            raise
+        warnings.warn(f"{error}. The games are played in {error.free}", stacklevel=3)
+        return _group(env, options, error.free)
+    return group
 
 
 def _episodes(policy: TrainedPolicy, group: EnvGroup, count: int, deterministic: bool, seed: int) -> list[Episode]:

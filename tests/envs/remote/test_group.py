@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +26,9 @@ from remote_servers import (
 )
 from worlds import BadEnv, CountingEnv, local_group
 
-from headrace.config import EnvConfig
+from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core.contract import EnvGroup, LaneRow
-from headrace.envs.core.errors import EnvironmentFault
+from headrace.envs.core.errors import EnvironmentFault, TooFewFree
 from headrace.envs.groups.vector import VectorGroup
 from headrace.envs.remote import protocol, session
 from headrace.envs.remote.group import RemoteGroup
@@ -228,6 +230,37 @@ def test_refusals_are_told_and_asked_again() -> None:
         (text,) = messages_of(other, "differ")
         assert "envs.frameskip is 3 for the trainer and null at the server; envs.max_episode_steps is 9" in text
         other.close()
+
+
+def test_an_evaluation_that_is_refused_does_not_wait_for_ever() -> None:
+    def evaluating(num_envs: int, **settings: Any) -> RemoteGroup:
+        return RemoteGroup(address, NAME, EnvConfig(**settings), num_envs, training=False)
+
+    with serving(offer(num_envs=8)) as address:
+        with closing(evaluating(2, max_episode_steps=9)) as other, pytest.raises(ConfigError, match="max_episode_steps is 9 for"):
+            _ = other.spec
+        with closing(evaluating(6)) as first:
+            assert first.spec == counting(1).spec
+            with closing(evaluating(5)) as late, pytest.raises(TooFewFree, match="are asked for, and 2 of 8 are free") as refused:
+                _ = late.spec
+            assert refused.value.free == 2
+        with closing(evaluating(8)) as next:
+            assert next.spec, "environments of a group that was just closed are waited for"
+
+
+def test_an_evaluation_tells_why_it_waits() -> None:
+    port = free_port()
+    group = RemoteGroup(f"127.0.0.1:{port}", NAME, EnvConfig(), 2, training=False)
+    server: list[EnvServer] = []
+
+    def listen() -> None:
+        server.append(EnvServer(offer(), f"127.0.0.1:{port}", Credentials()))
+
+    starts = threading.Timer(1.5, listen)
+    starts.start()
+    with closing(group), pytest.warns(UserWarning, match="Connection refused"):
+        assert group.spec
+    server[0].stop(0)
 
 
 @pytest.mark.parametrize("known", ["of the run", "of the server before"])

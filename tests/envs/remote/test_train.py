@@ -16,6 +16,7 @@ from headrace import cli
 from headrace import config as configs
 from headrace.config import Config, ConfigError
 from headrace.envs.remote.server import make_offer
+from headrace.evaluation.evaluate import evaluate
 from headrace.make_config import make_config
 from headrace.runs.metrics import read_jsonl
 from headrace.train import train
@@ -73,6 +74,10 @@ def test_the_trainer_need_not_know_the_environment(tmp_path: Path, capsys: pytes
         config = json.loads((tmp_path / "run" / "config.json").read_text())
         assert config["envs"]["max_episode_steps"] == 5, "the server's settings are those of the run"
         assert cli.main([*flags, "--run.folder", str(tmp_path / "other"), "--envs.max-episode-steps", "6"]) == 2
+        assert "envs.max_episode_steps is 6 for the trainer and 5 at the server" in capsys.readouterr().err
+        with pytest.warns(UserWarning, match=r"40 environments are asked for, and 32 of 32 are free.* are played in 32"):
+            assert len(evaluate(tmp_path / "run", 40, num_envs=40).lengths) == 40
+        assert cli.main(["eval", str(tmp_path / "run"), "--max-episode-steps", "6"]) == 2
         assert "envs.max_episode_steps is 6 for the trainer and 5 at the server" in capsys.readouterr().err
     finally:
         server.kill()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from headrace.config.errors import ConfigError, UserError
 from headrace.processes.interrupt import is_interrupt
+from headrace.transport.messages import Refused
 
 _BETWEEN = (
     *(str(Path(__file__).parents[1] / folder) + os.sep for folder in ("core", "groups", "families", "remote")),
@@ -83,6 +84,14 @@ class BadObservation(ValueError):
 
 class UnsupportedSpace(ConfigError):
     """A space cannot be turned into flat arrays; the message names it and says what to do."""
+
+
+class TooFewFree(ConfigError, Refused):
+    """An environment server has fewer free environments than are asked for: `free`."""
+
+    def __init__(self, message: str, free: int) -> None:
+        super().__init__(message)
+        self.free = free
 
 
 class UnknownEnvironment(ConfigError):

@@ -19,14 +19,15 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
 from typing import Any, Literal
 
 import numpy as np
 
-from headrace.config import EnvConfig
+from headrace.config import ConfigError, EnvConfig
 from headrace.config.seeds import next_seed
 from headrace.envs.core.contract import EnvGroup, EnvSpec, LaneRow, ObsRow, StepRow
-from headrace.envs.core.errors import EnvironmentFault
+from headrace.envs.core.errors import EnvironmentFault, TooFewFree
 from headrace.envs.groups.rewards import reward_transform
 from headrace.envs.remote import protocol
 from headrace.envs.remote.connect import greet, stream_source
@@ -36,6 +37,7 @@ from headrace.transport.messages import ProtocolError, Refused
 from headrace.transport.streams import Stream
 
 CONNECTED = "connected"
+PATIENCE = 5.0  # seconds that an evaluation waits for environments that are in use: those of a group that was just closed
 _states: dict[str, str] = {}
 """The last message about each address that this process has shown, so that several groups do not repeat it."""
 _states_lock = threading.Lock()
@@ -60,6 +62,7 @@ class RemoteGroup(EnvGroup):
         self._wake: Callable[[], None] = lambda: None
         self._events: deque[tuple[Event | Literal["notice"], Stream | None, Any]] = deque()
         self._welcomed = threading.Event()
+        self._refused: Refused | None = None  # the reason, if the last attempt to connect was refused
         # only the owner's thread uses what follows
         self._layout: GroupLayout  # layout of the last server's messages; not set before the first connection
         self._stream: Stream | None = None
@@ -79,9 +82,28 @@ class RemoteGroup(EnvGroup):
 
     @property
     def spec(self) -> EnvSpec:  # type: ignore[override]  # an environment server sends it
-        """The server's specification; waits for the server."""
-        self._welcomed.wait()
+        """The server's specification; waits for the server, and tells the user why.
+
+        Training also waits for a server that refuses it, since it may be started anew. An evaluation raises `ConfigError` then,
+        `TooFewFree` where the server has too few environments.
+        """
+        began = monotonic()
+        while not self._welcomed.wait(0.1):
+            refused = self._refused
+            if refused is None or not self._gives_up:
+                self._take_events()
+                continue
+            text = f"environment server {self.address}: {refused}"
+            if not isinstance(refused, TooFewFree):
+                raise ConfigError(text)
+            if monotonic() - began > PATIENCE:
+                raise TooFewFree(text, refused.free)
         return self._spec
+
+    @property
+    def _gives_up(self) -> bool:
+        """Whether a refusal ends the wait: that of an evaluation that has not begun."""
+        return self._refused is not None and not self._hello.training and not self._welcomed.is_set()
 
     @property
     def lanes(self) -> int:  # type: ignore[override]
@@ -225,13 +247,18 @@ class RemoteGroup(EnvGroup):
 
     def _greet(self, stream: Stream) -> tuple[GroupLayout, Iterator[bytes]]:
         stream.on_slow = lambda seconds: self._notice(f"no answer for {seconds:.0f} s; it is given {self._timeout:g} s")
-        welcome, messages = greet(stream, self._hello, self._timeout)
-        return self._check(welcome), messages
+        self._refused = None
+        try:
+            welcome, messages = greet(stream, self._hello, self._timeout)
+            return self._check(welcome), messages
+        except Refused as error:
+            self._refused = error
+            raise
 
     def _handle(self, kind: Event, stream: Stream | None, content: Any) -> None:
         if kind == "message":
             self._notice(CONNECTED)
-        elif kind != "up":
+        elif kind != "up" and not self._gives_up:
             self._notice(content)
         if kind != "failed":
             self._events.append((kind, stream, content))

@@ -29,6 +29,7 @@ from headrace.config import EnvConfig
 from headrace.config.io import to_dict
 from headrace.envs.core.contract import EnvSpec, LaneRow
 from headrace.envs.core.description import spec_from_json, spec_to_json
+from headrace.envs.core.errors import TooFewFree
 from headrace.transport.failures import TlsFlags
 from headrace.transport.messages import HEADER, LARGEST_MESSAGE, MessageLayout, ProtocolError, Refused, header, read_json
 from headrace.transport.streams import Service
@@ -94,7 +95,8 @@ class Welcome:
         """Read a welcome. Raises `Refused` with the server's reason, and `ProtocolError` for anything else."""
         content = read_json(message)
         if isinstance(reason := content.get("refused"), str):
-            raise Refused(reason[:1000])
+            free = content.get("free")
+            raise TooFewFree(reason[:1000], free) if isinstance(free, int) else Refused(reason[:1000])
         fields = content.get("welcome")
         if not isinstance(fields, dict):
             raise ProtocolError("the answer to the hello is neither a welcome nor a refusal")
@@ -130,9 +132,10 @@ def _check_versions(server: Any, trainer: Any) -> None:
         raise Refused(f"{versions}: install the same version of headrace on both")
 
 
-def refusal(reason: str) -> bytes:
+def refusal(reason: Refused | ProtocolError) -> bytes:
     """The message that refuses the trainer."""
-    return json.dumps({"refused": reason}).encode()
+    free = {"free": reason.free} if isinstance(reason, TooFewFree) else {}
+    return json.dumps({"refused": str(reason)} | free).encode()
 
 
 def shared_options(options: EnvConfig) -> dict[str, Any]:

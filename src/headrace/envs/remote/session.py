@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from headrace.envs.core.contract import EnvGroup, EnvSpec, LaneRow
-from headrace.envs.core.errors import EnvironmentFault, cause
+from headrace.envs.core.errors import EnvironmentFault, TooFewFree, cause
 from headrace.envs.groups.base import Completion
 from headrace.envs.remote import protocol
 from headrace.envs.remote.protocol import GroupLayout, Hello, Welcome
@@ -46,13 +46,14 @@ class Offer:
             return sum(self._in_use.values())
 
     def take(self, session: Session, number: int) -> None:
-        """Reserve environments. Raises `Refused` if fewer are free."""
+        """Reserve environments. Raises `TooFewFree` if fewer are free."""
         with self._lock:
             free = self.num_envs - sum(self._in_use.values())
             if number > free:
-                raise Refused(
+                raise TooFewFree(
                     f"{number} environments are asked for, and {free} of {self.num_envs} are free: start the server with a "
-                    "larger --num-envs, or more servers"
+                    "larger --num-envs, or more servers",
+                    free,
                 )
             self._in_use[session] = number
 
@@ -82,7 +83,7 @@ class Session:
                 hello = Hello.from_bytes(first)
                 welcome = self._open(hello)
             except (Refused, ProtocolError) as error:
-                yield protocol.refusal(str(error))
+                yield protocol.refusal(error)
                 return
             began(hello)
             yield welcome.to_bytes()
@@ -125,7 +126,7 @@ class Session:
                 kind, sequence = header(request)
                 reply = self._answer(kind, sequence, request)
             except ProtocolError as error:
-                yield protocol.refusal(str(error))
+                yield protocol.refusal(error)
                 return
             except BaseException as error:  # an environment may raise anything, and gRPC drops what is no Exception
                 fault = error if isinstance(error, EnvironmentFault) else self._fault(error)
