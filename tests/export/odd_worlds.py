@@ -65,6 +65,40 @@ def cartpole(options, *, render_mode=None):
     return gymnasium.make("CartPole-v1")
 
 
+class Unlike:
+    """Two agents that observe differently, for three steps."""
+
+    possible_agents = ("small", "large")
+
+    def observation_space(self, agent):
+        return spaces.Box(-1, 1, (2 if agent == "small" else 3,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def _look(self):
+        return {agent: np.ones(self.observation_space(agent).shape, np.float32) for agent in self.possible_agents}
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.steps = list(self.possible_agents), 0
+        return self._look(), {}
+
+    def step(self, actions):
+        self.steps += 1
+        rewards = {agent: float(action) for agent, action in actions.items()}
+        ends, never = (dict.fromkeys(actions, over) for over in (self.steps == 3, False))
+        self.agents = [] if self.steps == 3 else self.agents
+        return self._look(), rewards, ends, never, {}
+
+    def close(self):
+        pass
+
+
+@headrace.envs.register_parallel("odd/unlike", agents=2)
+def unlike(options, *, render_mode=None):
+    return Unlike()
+
+
 class Network(nn.Module):
     def __init__(self, observation, what):
         super().__init__()

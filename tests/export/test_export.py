@@ -15,7 +15,7 @@ import headrace
 from headrace import cli
 from headrace.config import ConfigError
 from headrace.envs.core.imports import ImportsNotGiven
-from headrace.evaluation.onnx_policy import CONTRACT_KEY, SCHEMA, session
+from headrace.evaluation.onnx_policy import CONTRACT_KEY, SCHEMA, OnnxPolicy, session
 from headrace.export.graph import ExportError
 from headrace.runs import files
 
@@ -291,6 +291,19 @@ def test_a_population_needs_a_number(tmp_path):
     with pytest.raises(ConfigError, match="2 policies: choose one with --policy"):
         export(run)
     assert export(run, policy=1).path.name == "policy-1.onnx"
+
+
+@pytest.mark.process
+def test_an_agent_with_spaces_of_its_own_plays_from_the_file(tmp_path, monkeypatch):
+    """The contract's return was refused: the games are played by the file, which was missing among the players."""
+    population = {"population.size": 2, "matches.matchmaker": "fixed", "sampling.placement": "served"}
+    run = trained("odd/unlike", tmp_path / "run", imports=[WORLDS], **population)
+    played = []
+    own = OnnxPolicy.act_rows
+    monkeypatch.setattr(OnnxPolicy, "act_rows", lambda self, *a, **how: (played.append(self), own(self, *a, **how))[1])
+    done = export(run, policy=1, episodes=2)
+    assert len(played) == 3, "both matches together, step by step"
+    assert done.contract["evaluation"]["mean"] == headrace.evaluate(run, 2, number=1, deterministic=True).mean
 
 
 def test_code_of_the_environment_runs_only_if_it_is_named(tmp_path, monkeypatch):
