@@ -108,6 +108,14 @@ def test_switches_are_thrown_and_whole_numbers_stay_whole() -> None:
         assert isinstance(new["n"], int)
 
 
+@pytest.mark.parametrize("value", [1, 2])
+def test_small_whole_numbers_move(value: int) -> None:
+    """Rounding put 1 and 2, times 1.2, back."""
+    pbt, how = PbtConfig(rule="paper", mutation_rate=1.0), {"n": Mutable("scale", (1.2, 1.2))}
+    new = {mutate(pbt, {"n": value}, {"n": value}, how, np.random.default_rng(n))["n"] for n in range(20)}
+    assert new == {max(1, value - 1), value + 1}
+
+
 def test_each_rule_has_its_hyperparameters() -> None:
     config = population(**{"envs.reward_weights": {"ammo": 0.1}, "learning.max_grad_norm": None})
     assert set(mutables(config, {"ammo": 0.1})) == {

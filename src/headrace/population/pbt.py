@@ -96,10 +96,16 @@ def mutate(
         factor = float(rng.uniform(*how.factor))
         factor = factor if rng.random() < 0.5 else 1 / factor
         if how.kind == "scale":
-            new[name] = max(1, round(value * factor)) if isinstance(value, int) else value * factor
+            new[name] = _scaled(value, factor) if isinstance(value, int) else value * factor
         else:
             new[name] = max(1e-6, 1 - (1 - value) * factor)
     return new
+
+
+def _scaled(value: int, factor: float) -> int:
+    """A whole number from 1 on. One that the factor would leave as it is moves by one in the factor's direction."""
+    scaled = round(value * factor)
+    return max(1, scaled if scaled != value else value + (factor > 1) - (factor < 1))
 
 
 # -- what is mutated --------------------------------------------------------------------------------------------------
