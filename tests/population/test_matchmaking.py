@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -238,3 +239,12 @@ def test_the_random_opponent_obeys_masks_and_bounds() -> None:
     assert set(drawn[:, 2]) == {1}
     assert -1 <= drawn[:, 1].min() < -0.9
     assert 1.9 < drawn[:, 1].max() <= 2
+
+
+def test_the_random_opponent_draws_where_no_choice_is_allowed_and_numbers_without_bounds() -> None:
+    spec = EnvSpec({}, ActionSpec((Categorical(3), Continuous((0.0, -math.inf), (math.inf, math.inf)))))
+    act, generator = matchmaking.random_opponent(spec), np.random.default_rng(0)
+    drawn = np.array([act({MASK_KEY: np.zeros(3, np.uint8)}, generator) for _ in range(100)])
+    assert set(drawn[:, 0]) == {0, 1, 2}
+    assert drawn[:, 1].min() == 0
+    assert drawn[:, 2].min() < 0 < drawn[:, 2].max()

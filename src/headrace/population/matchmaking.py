@@ -205,20 +205,26 @@ def register_opponent(name: str) -> Callable[[MakeScript], MakeScript]:
 
 @register_opponent("random")
 def random_opponent(spec: EnvSpec) -> Script:
-    """Allowed choices with equal probability; bounded numbers uniformly."""
+    """Allowed choices with equal probability; numbers between two bounds uniformly, others normally distributed."""
 
     def act(observation: dict[str, np.ndarray], generator: np.random.Generator) -> Any:
         mask, at, action = observation.get(MASK_KEY), 0, []
         for part in spec.action.parts:
             if isinstance(part, Categorical):
                 allowed = np.arange(part.n) if mask is None else np.flatnonzero(mask[at : at + part.n])
-                action.append(generator.choice(allowed))
+                action.append(generator.choice(allowed if len(allowed) else part.n))  # none: as for a policy, all
                 at += part.n
             else:
-                action += [generator.uniform(low, high) for low, high in zip(part.low, part.high, strict=True)]
+                action += [_number(low, high, generator) for low, high in zip(part.low, part.high, strict=True)]
         return action
 
     return act
+
+
+def _number(low: float, high: float, generator: np.random.Generator) -> float:
+    if np.isfinite(high - low):
+        return generator.uniform(low, high)
+    return float(np.clip(generator.normal(), low, high))
 
 
 def is_script(opponent: str) -> bool:
