@@ -81,6 +81,22 @@ def test_players_are_in_step_and_see_the_same_game() -> None:
     assert env.engine_pids == []
 
 
+@pytest.mark.parametrize("name", ["multi_duel", "multi_deathmatch"])
+def test_a_match_begins_with_everybody_alive(name: str) -> None:
+    """In its first frame a player may appear in the place of another one, who dies, and a level's script sets the health."""
+    with match(name, players=2, episode_timeout=4000) as env:
+        heads = len(env.players[0].heads)
+        still = 0 if heads == 1 else (0,) * heads
+        for number in range(8):
+            env.reset(seed=5 if number == 0 else None)
+            deaths, healths = ([player.value(variable) for player in env.players] for variable in ("DEATHCOUNT", "HEALTH"))
+            assert [player.value("DEAD") for player in env.players] == [0, 0]
+            rewards = env.step(dict.fromkeys(env.agents, still))[1]
+            assert all(reward > -0.01 for reward in rewards.values())
+            assert healths == [player.value("HEALTH") for player in env.players]
+            assert deaths == [player.value("DEATHCOUNT") for player in env.players]
+
+
 def test_a_match_that_the_group_cuts_off_has_its_score() -> None:
     with match(max_episode_steps=2, episode_timeout=4000) as env:
         for _ in range(2):
@@ -272,7 +288,7 @@ def test_a_player_that_hangs_ends_its_match_when_its_time_is_over(monkeypatch: p
 
 
 def test_a_picture_shows_all_players() -> None:
-    made = Match("multi_duel", EnvConfig(kwargs={"episode_timeout": 40, "players": 3}), "rgb_array")
+    made = Match("multi_cig", EnvConfig(kwargs={"episode_timeout": 40, "players": 3}), "rgb_array")
     try:
         made.reset(seed=0)
         picture = made.render()

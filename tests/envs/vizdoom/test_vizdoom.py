@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -27,7 +28,7 @@ from headrace.envs.vizdoom.actions import FULL_BUTTONS, combine, heads_for
 from headrace.envs.vizdoom.env import VizdoomEnv
 from headrace.envs.vizdoom.family import ids
 from headrace.envs.vizdoom.game import EngineFailed, free_port
-from headrace.envs.vizdoom.player import SCALES
+from headrace.envs.vizdoom.player import SCALES, Player, Settings
 from headrace.processes import orphaned_programs
 from headrace.processes.leftovers import sweep
 
@@ -145,6 +146,14 @@ def test_measurements_are_scaled_variables() -> None:
     assert plain.observation_space == spaces.Box(0, 255, (60, 80, 1), np.uint8)
     assert plain.reset(seed=0)[0].shape == (60, 80, 1)
     plain.close()
+
+
+def test_no_health_is_below_0() -> None:
+    """The engine takes a million from the health of a player in whose place another one appears."""
+    player = Player("deadly_corridor", EnvConfig(), Settings(variables=["HEALTH", "FRAGCOUNT"]))
+    state = SimpleNamespace(screen_buffer=np.zeros((120, 160, 3), np.uint8), game_variables=np.array([-999900.0, -1.0]))
+    player.game = SimpleNamespace(get_state=lambda: state)  # type: ignore[assignment]
+    assert player.observe()["measurements"] == pytest.approx([0, -0.1])
 
 
 @pytest.mark.parametrize("name", [pytest.param("cig", marks=pytest.mark.slow), "deathmatch_bots", "duel_bots"])

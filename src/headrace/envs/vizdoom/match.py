@@ -24,7 +24,7 @@ import numpy as np
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.groups.episode_statistics import OBJECTIVE
 from headrace.envs.vizdoom.game import DEATHMATCH_ARGS, PORT_RETRIES, Engine, free_port
-from headrace.envs.vizdoom.player import FRAMESKIP, Player, Settings
+from headrace.envs.vizdoom.player import ENTRY_FRAMES, FRAMESKIP, Player, Settings
 
 CHECK_INTERVAL = 0.5  # seconds between two checks of the engines while their answers are missing
 CLOSE_TIMEOUT = 5.0  # seconds that a player's thread may take to close its engine, before both are abandoned
@@ -128,11 +128,11 @@ class Match:
         if self._running:
             try:
                 self._together(lambda seat: seat.player.game.new_episode(), self.settings.step_timeout)
+                self._enter()
             except MatchFailed:
                 self._give_up()
         if not self._running:
             self._start(game_seed)
-        self._seats[0].player.add_bots()
         self._frames = self._steps = 0
         self.agents = list(self.possible_agents)
         for player in self.players:
@@ -225,6 +225,7 @@ class Match:
                 game.set_seed(seed)
             try:
                 self._together(Seat.start, settings.start_timeout)
+                self._enter()
             except MatchFailed:
                 self._give_up()
                 if attempt == PORT_RETRIES - 1:
@@ -233,6 +234,12 @@ class Match:
             self.starts += 1
             self._running = True
             return
+
+    def _enter(self) -> None:
+        """Let bots and players get into the game. Raises `MatchFailed`."""
+        self._seats[0].player.add_bots()
+        for _ in range(ENTRY_FRAMES):
+            self._together(lambda seat: seat.player.game.advance_action(), self.settings.step_timeout)
 
     def _together(self, work: Callable[[Seat], None], timeout: float) -> None:
         """Run `work` in the threads of all seats. Raises `MatchFailed` if one fails or takes longer than `timeout` seconds."""

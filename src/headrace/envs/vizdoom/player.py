@@ -20,6 +20,9 @@ from headrace.envs.vizdoom.shaping import Shaping, weights_of
 FRAMESKIP = 4
 SIZE = (72, 128)
 MATCH_FRAMES = 8400  # 4 minutes: the default length of a match
+ENTRY_FRAMES = 2
+"""Frames of a network game before its episode begins. In the first, bots enter, maybe where the player stands, who then dies, and
+the level's script sets everybody's health; in the second the dead are back."""
 
 SCALES: dict[str, tuple[float, float]] = {
     "HEALTH": (30, np.inf),
@@ -144,6 +147,8 @@ class Player:
         self.action_space: gymnasium.Space[Any] = discrete[0] if len(discrete) == 1 else gymnasium.spaces.Tuple(discrete)
         observed = [variable.name for variable in game.get_available_game_variables()] if settings.measurements else []
         self._divisor, self._highest = np.array([_scale(variable) for variable in observed]).reshape(-1, 2).T
+        # the engine takes a million from the health of a player in whose place another one appears
+        self._lowest = np.array([0.0 if variable == "HEALTH" else -np.inf for variable in observed])
         shape = (*self._size, 1 if options.grayscale else 3)
         image = gymnasium.spaces.Box(0, 255, shape, np.uint8)
         self.observation_space: gymnasium.Space[Any] = image
@@ -174,7 +179,7 @@ class Player:
         self.screen = screen if screen.ndim == 3 else screen[..., None]
         image = resize(self.screen, self._size)
         if len(self._divisor):
-            numbers = np.minimum(state.game_variables[: len(self._divisor)] / self._divisor, self._highest)
+            numbers = np.clip(state.game_variables[: len(self._divisor)] / self._divisor, self._lowest, self._highest)
             self.observation = {"obs": image, "measurements": numbers.astype(np.float32)}
         else:
             self.observation = image
