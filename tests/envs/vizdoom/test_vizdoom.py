@@ -156,6 +156,19 @@ def test_no_health_is_below_0() -> None:
     assert player.observe()["measurements"] == pytest.approx([0, -0.1])
 
 
+@pytest.mark.parametrize(("name", "bots"), [("duel_bots", 1), ("deathmatch_bots", 7), ("deathmatch_bots", 0)])
+def test_a_game_with_bots_begins_when_all_have_entered(name: str, bots: int) -> None:
+    """In the first frame a bot may appear in the place of the player, who dies, and a level's script sets the health."""
+    env = VizdoomEnv(name, EnvConfig(kwargs={"bots": bots}))
+    for episode in range(5):
+        env.reset(seed=1 if episode == 0 else None)
+        before = [env.player.value(variable) for variable in ("DEATHCOUNT", "DEAD", "HEALTH")]
+        assert env.player.value("PLAYER_COUNT") == bots + 1
+        assert env.step(env.action_space.sample())[1] > -0.1
+        assert [env.player.value(variable) for variable in ("DEATHCOUNT", "DEAD", "HEALTH")] == before
+    env.close()
+
+
 @pytest.mark.parametrize("name", [pytest.param("cig", marks=pytest.mark.slow), "deathmatch_bots", "duel_bots"])
 def test_a_level_of_bots_without_bots(name: str) -> None:
     env = VizdoomEnv(name, EnvConfig(kwargs={"bots": 0, "episode_timeout": 80}))

@@ -12,7 +12,7 @@ import vizdoom
 
 from headrace.config import EnvConfig
 from headrace.envs.vizdoom.game import DEATHMATCH_ARGS, PORT_RETRIES, EngineFailed, free_port, start
-from headrace.envs.vizdoom.player import BASE, FRAMESKIP, Player, Settings
+from headrace.envs.vizdoom.player import BASE, ENTRY_FRAMES, FRAMESKIP, Player, Settings
 
 
 class VizdoomEnv(gymnasium.Env):
@@ -45,6 +45,8 @@ class VizdoomEnv(gymnasium.Env):
         else:
             self._start(game_seed)
         self.player.add_bots()
+        if self._hosts:
+            self.game.advance_action(ENTRY_FRAMES)
         self._started, self._steps = self.game.get_episode_time(), 0
         self.player.begin()
         return self.player.observe(), {}
