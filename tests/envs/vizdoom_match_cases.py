@@ -309,6 +309,9 @@ def test_the_family_knows_matches() -> None:
     env.close()
     with pytest.raises(ConfigError, match="several players"):
         family.make("multi_duel", EnvConfig())
+    for name, kwargs in (("multi_duel", {"bots": 1}), ("multi_duel", {"players": 3}), ("duel_bots", {"bots": 2})):
+        with pytest.raises(ConfigError, match="room for two"):
+            family.make_parallel(name, EnvConfig(kwargs=kwargs))
     with pytest.raises(ConfigError, match="16 players"):
         family.make_parallel("multi_cig", EnvConfig(kwargs={"players": 12, "bots": 7}))
 

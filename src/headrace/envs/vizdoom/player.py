@@ -103,6 +103,9 @@ class Settings:
         settings = Settings(**own, game={key: value for key, value in kwargs.items() if key not in _NAMES})
         if not 0 <= settings.bots <= 15 or not 1 <= settings.players <= 16 or settings.bots + settings.players > 16:
             raise ConfigError("Doom has 16 players at most, bots among them, and at least one that is no bot")
+        if name in ("duel_bots", "multi_duel") and settings.bots + settings.players > 2:
+            # the engine crashes where all places to start are taken and the level has no other start
+            raise ConfigError(f"the level of vizdoom/{name} has room for two, bots among them")
         if settings.aim_choices < 3 or settings.aim_choices % 2 == 0:
             raise ConfigError(f"aim_choices must be an odd number of at least 3, not {settings.aim_choices}")
         return settings
