@@ -301,25 +301,52 @@ def test_the_package_offers_its_functions_whatever_was_imported_first():
         _ = headrace.nothing
 
 
-def test_games_for_which_no_step_is_left_are_not_told(run, tmp_path, monkeypatch):
-    class Nowhere(contextlib.nullcontext):
-        """A video that nobody writes."""
+class Nowhere(contextlib.nullcontext):
+    """A video that nobody writes."""
 
-        def add(self, frame):
-            assert frame.shape == (2, 2, 3)
+    def add(self, frame):
+        assert frame.shape == (2, 2, 3)
 
-        def __enter__(self):
-            return self
+    def __enter__(self):
+        return self
 
-    class Drawn(Countdown):
-        metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
-        def render(self):
-            return np.zeros((2, 2, 3), np.uint8)
+class Shown(Countdown):
+    """Has pictures, and a weight of its reward."""
 
-    headrace.envs.register("test/shown")(lambda options, render_mode=None: Drawn())
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    weight = 1.0
+
+    def set_reward_weights(self, weights):
+        self.weight = weights["steps"]
+
+    def step(self, action):
+        observation, reward, *ends = super().step(action)
+        return observation, reward * self.weight, *ends
+
+    def render(self):
+        return np.zeros((2, 2, 3), np.uint8)
+
+
+@pytest.fixture
+def shown(run, monkeypatch):
+    """A policy whose environment has pictures."""
+    headrace.envs.register("test/shown")(lambda options, render_mode=None: Shown())
     monkeypatch.setattr(video, "video_of", lambda env, path: Nowhere())
     policy = load_policy(run)
     policy.config.env = "test/shown"
+    return policy
+
+
+def test_weights_of_the_reward_hold_wherever_a_policy_plays(shown, tmp_path):
+    shown.config.envs.reward_weights = {"steps": 3.0}
+    assert evaluate(shown, 2, num_envs=1).returns == record(shown, tmp_path / "v.mp4", episodes=2) == [3.0, 6.0]
+    env = shown.make_env()
+    env.reset()
+    assert env.step(0)[1] == 3.0
+
+
+def test_games_for_which_no_step_is_left_are_not_told(shown, tmp_path):
+    policy = shown
     assert record(policy, tmp_path / "v.mp4", episodes=5, max_steps=4) == [1.0, 2.0, 1.0], "the third has three steps"
     assert record(policy, tmp_path / "v.mp4", episodes=2, max_steps=100) == [1.0, 2.0]

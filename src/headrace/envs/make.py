@@ -40,7 +40,8 @@ from headrace.envs.groups.vector import VectorGroup
 
 
 def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
-    """One environment for evaluation and video: whole games, raw rewards. All settings except those of rewards are applied.
+    """One environment for evaluation and video: whole games, raw rewards. All settings except `reward_scale` and those of
+    clipping are applied.
 
     Raises `UnknownEnvironment`, `MissingExtra`, `ConfigError` for a render mode that the environment does not have, or
     `EnvironmentFault` where its constructor fails.
@@ -63,7 +64,10 @@ def _make_env(env_id: str, options: EnvConfig, render_mode: str | None) -> Env:
         kind = next((kind for kind, way in ways.items() if way is not None), "a vector")
         raise ConfigError(f"{env_id} is {kind} environment; there is no single environment to make")
     with _making(env_id, options.kwargs):
-        return family.make(name, options, render_mode=render_mode)
+        env = family.make(name, options, render_mode=render_mode)
+        if options.reward_weights:
+            env.get_wrapper_attr("set_reward_weights")(dict(options.reward_weights))
+        return env
 
 
 @contextmanager
@@ -192,10 +196,7 @@ def _local_group(env_id: str, options: EnvConfig, num_envs: int, frameskip: int)
             if (env.observation_space, env.action_space) != (envs[0].observation_space, envs[0].action_space):
                 raise EnvironmentFault(f"{env_id}: environment {index} has other spaces than environment 0")
         opened.pop_all()
-    group = LocalGroup(envs, spec, reward_transform(options))
-    if options.reward_weights:
-        group.set_reward_weights(options.reward_weights)
-    return group
+    return LocalGroup(envs, spec, reward_transform(options))
 
 
 def _group_of_tasks(env_id: str, options: EnvConfig, num_envs: int, task: int | None, how: dict[str, Any]) -> TaskGroup:
