@@ -284,6 +284,13 @@ def test_colours_of_kwargs_are_copied_as_those_of_the_setting_are() -> None:
         np.testing.assert_array_equal(row.obs["obs"], rows[0].obs["obs"])
 
 
+def test_settings_that_a_console_does_not_have_are_refused() -> None:
+    asked = EnvConfig(reward_weights={"score": 1.0}, info_action_mask=True)
+    for make, name, *number in ((make_env, "atari/pong"), (make_group, "pong", 1), (make_vector, "pong", 1)):
+        with pytest.raises(ConfigError, match=r"envs\.info_action_mask, envs\.reward_weights: not applied"):
+            make(name, asked, *number)  # type: ignore[operator]
+
+
 def test_ram_is_not_learned_from() -> None:
     with pytest.raises(ConfigError, match="obs_type 'ram', but training is on pictures"):
         make_group("pong", EnvConfig(kwargs={"obs_type": "ram"}), 1)

@@ -139,6 +139,7 @@ def test_a_users_vector_environment(registered: list[str]) -> None:
         (EnvConfig(frame_stack=3), "frame_stack"),
         (EnvConfig(info_action_mask=True), "info_action_mask"),
         (EnvConfig(max_episode_steps=5), "max_episode_steps"),
+        (EnvConfig(reward_weights={"part": 1.0}), "reward_weights"),
     ],
 )
 def test_settings_that_nothing_applies_are_refused(registered: list[str], options: EnvConfig, name: str) -> None:

@@ -226,9 +226,10 @@ def test_refusals_are_told_and_asked_again() -> None:
         big.close()
         finish(late)
         late.close()
-        other = remote_group(address, 2, frameskip=3, max_episode_steps=9)
+        other = remote_group(address, 2, frameskip=3, max_episode_steps=9, reward_weights={"part": 2.0})
         (text,) = messages_of(other, "differ")
         assert "envs.frameskip is 3 for the trainer and null at the server; envs.max_episode_steps is 9" in text
+        assert 'envs.reward_weights is {"part": 2.0} for the trainer and {} at the server' in text
         other.close()
 
 

@@ -41,6 +41,7 @@ from headrace.config.hardware import default_device
 from headrace.envs.atari.training import TrainingEpisodes, TrainingStarts
 from headrace.envs.core.contract import EnvGroup
 from headrace.envs.core.family_interface import Family
+from headrace.envs.core.wrappers import check_applied
 from headrace.envs.groups.vector import VectorGroup
 from headrace_atari import AtariVector
 
@@ -58,6 +59,7 @@ def ids() -> list[str]:
 def vector_options(options: EnvConfig) -> dict[str, Any]:
     """The settings as keyword arguments of `AtariVector`, and except for `noop_min` of `ale_py.vector_env.AtariVectorEnv`.
     Rewards stay raw and a lost life does not end episodes: `VectorGroup` clips rewards, `TrainingEpisodes` ends episodes."""
+    check_applied("atari", options, ["frameskip", "resize", "grayscale", "frame_stack", "max_episode_steps"])
     frameskip = options.kwargs.get("frameskip", options.frameskip or FRAMESKIP)
     height, width = options.resize or (84, 84)
     dqn = options.protocol == "dqn"

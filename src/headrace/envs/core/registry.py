@@ -139,7 +139,7 @@ def register_vector(
     """Like `register`, for a function ``(options, num_envs)`` that makes a `gymnasium.vector.VectorEnv` of so many environments,
     whose ``metadata["autoreset_mode"]`` must be set.
 
-    Only the settings for rewards are applied to it; the others are refused, except those that the function `applies` itself, such
+    Rewards are scaled and clipped; other settings are refused, except those that the function `applies` itself, such
     as ["max_episode_steps"]. It cannot be watched, since there is no single environment to render.
     """
 
@@ -156,7 +156,7 @@ def register_tensor(
     """Like `register`, for a function ``(options, num_envs, device)`` that makes environments which take and give torch tensors
     on the device ("cpu", "cuda", "cuda:1"): a `headrace.envs.groups.tensor.TensorEnv`.
 
-    Only the settings for rewards are applied to them; for the others and `applies` see `register_vector`. They cannot be watched,
+    Rewards are scaled and clipped; for other settings and `applies` see `register_vector`. They cannot be watched,
     since there is no single environment to render.
     """
 

@@ -46,21 +46,22 @@ def preprocess(env: Env, options: EnvConfig) -> Env:
     return env
 
 
-APPLIED_TO_MATCHES = ("max_episode_steps", "info_action_mask", "resize", "grayscale", "frame_stack")
+APPLIED_TO_MATCHES = ("max_episode_steps", "info_action_mask", "resize", "grayscale", "frame_stack", "reward_weights")
 """Settings that `headrace.envs.groups.multi_agent` applies to matches, or refuses with its own advice."""
 
 
 def check_applied(env_id: str, options: EnvConfig, applied: Collection[str]) -> None:
-    """Raise `ConfigError` for settings of `preprocess` that are asked for, and that nothing applies to this environment: frames
-    and lengths would be counted as if they held. `applied`: the names of those that the environment's own code applies."""
+    """Raise `ConfigError` for settings of `preprocess` and weights of the reward that are asked for, and that nothing applies
+    to this environment: frames and lengths would be counted as if they held. `applied`: the names of those that the
+    environment's own code applies."""
     asked = {
         "frameskip": (options.frameskip or 1) > 1, "resize": options.resize is not None, "grayscale": bool(options.grayscale),
         "frame_stack": (options.frame_stack or 1) > 1, "info_action_mask": options.info_action_mask,
-        "max_episode_steps": options.max_episode_steps is not None,
+        "max_episode_steps": options.max_episode_steps is not None, "reward_weights": bool(options.reward_weights),
     }  # fmt: skip
     if ignored := [f"envs.{name}" for name, is_asked in asked.items() if is_asked and name not in applied]:
         raise ConfigError(
-            f"{env_id}: {', '.join(ignored)}: not applied to environments of this kind. Leave it out (None), or apply it in the "
+            f"{env_id}: {', '.join(ignored)}: not applied to environments of this kind. Leave it out, or apply it in the "
             "environment; a function that you register says by applies=[...] which settings it applies itself"
         )
 

@@ -139,9 +139,10 @@ def refusal(reason: Refused | ProtocolError) -> bytes:
 
 
 def shared_options(options: EnvConfig) -> dict[str, Any]:
-    """The settings on which trainer and server must agree, as JSON types: all except settings of the connection and of rewards,
-    which the trainer applies."""
-    return {name: value for name, value in to_dict(options).items() if not name.startswith(("remote", "reward_"))}
+    """The settings on which trainer and server must agree, as JSON types: all except settings of the connection, and of
+    rewards except their weights, which the trainer applies."""
+    own = {"reward_scale", "reward_clip", "reward_soft_clip"}
+    return {name: value for name, value in to_dict(options).items() if name not in own and not name.startswith("remote")}
 
 
 def differences(trainer: dict[str, Any], server: dict[str, Any]) -> str:
