@@ -47,6 +47,13 @@ def test_frame_skip_adds_rewards_and_stops_at_the_end() -> None:
     assert env.step(0)[1:4] == (9 + 10, False, True)
 
 
+def test_pictures_per_second_are_those_of_steps() -> None:
+    env = make_env("gym/CartPole-v1", EnvConfig(frameskip=4), render_mode="rgb_array")
+    assert env.metadata["render_fps"] == 50 / 4
+    env.close()
+    assert "render_fps" not in preprocess(Pictures(), EnvConfig(frameskip=4)).metadata
+
+
 def test_step_limit_counts_steps_not_frames() -> None:
     env = preprocess(Pictures(), EnvConfig(frameskip=4, max_episode_steps=3))
     env.reset()

@@ -28,6 +28,7 @@ from headrace.envs.vizdoom.actions import FULL_BUTTONS, combine, heads_for
 from headrace.envs.vizdoom.env import VizdoomEnv
 from headrace.envs.vizdoom.family import ids
 from headrace.envs.vizdoom.game import EngineFailed, free_port
+from headrace.envs.vizdoom.match import Match
 from headrace.envs.vizdoom.player import SCALES, Player, Settings
 from headrace.processes import orphaned_programs
 from headrace.processes.leftovers import sweep
@@ -146,6 +147,12 @@ def test_measurements_are_scaled_variables() -> None:
     assert plain.observation_space == spaces.Box(0, 255, (60, 80, 1), np.uint8)
     assert plain.reset(seed=0)[0].shape == (60, 80, 1)
     plain.close()
+
+
+@pytest.mark.parametrize(("frameskip", "fps"), [(1, 35), (None, 35 / 4)])
+def test_pictures_per_second_follow_the_frames_of_a_step(frameskip: int | None, fps: float) -> None:
+    assert VizdoomEnv("basic", EnvConfig(frameskip=frameskip)).metadata["render_fps"] == fps
+    assert Match("multi_duel", EnvConfig(frameskip=frameskip)).metadata["render_fps"] == fps
 
 
 def test_no_health_is_below_0() -> None:

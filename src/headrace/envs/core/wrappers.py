@@ -87,6 +87,8 @@ class FrameSkip(gymnasium.Wrapper):
     def __init__(self, env: Env, frames: int) -> None:
         super().__init__(env)
         self.frames = frames
+        if fps := (env.metadata or {}).get("render_fps"):
+            self.metadata = {**env.metadata, "render_fps": fps / frames}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         total = 0.0

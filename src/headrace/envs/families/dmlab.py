@@ -59,8 +59,6 @@ class LabEnv(gymnasium.Env):
     are raw, summed over frames. Episodes end with a termination. docs/environments.md explains the arguments.
     """
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 60 // FRAMESKIP}  # noqa: RUF012
-
     def __init__(
         self, name: str, options: EnvConfig, render_mode: str | None = None, *, actions: str = "extended",
         instructions: Literal["buckets", "bag"] | None = None, level_cache: str | None = None, level_seeds: int | None = None,
@@ -73,6 +71,7 @@ class LabEnv(gymnasium.Env):
         if level_seeds is not None and level_seeds < 1:
             raise ConfigError(f"dmlab: level_seeds is {level_seeds}; it must be at least 1")
         size, self._frameskip = options.resize or SIZE, options.frameskip or FRAMESKIP
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 60 / self._frameskip}
         self.render_mode, self._instructions, self._level_seeds, self._seed_offset = render_mode, instructions, level_seeds, 0
         self._actions = np.pad(np.array(ACTIONS[actions], np.intc), ((0, 0), (0, 2)))
         self.lab = deepmind_lab.Lab(

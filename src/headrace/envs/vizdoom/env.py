@@ -12,7 +12,7 @@ import vizdoom
 
 from headrace.config import EnvConfig
 from headrace.envs.vizdoom.game import DEATHMATCH_ARGS, PORT_RETRIES, EngineFailed, free_port, start
-from headrace.envs.vizdoom.player import BASE, ENTRY_FRAMES, FRAMESKIP, Player, Settings
+from headrace.envs.vizdoom.player import BASE, ENTRY_FRAMES, Player, Settings
 
 
 class VizdoomEnv(gymnasium.Env):
@@ -22,14 +22,13 @@ class VizdoomEnv(gymnasium.Env):
     With bots, players respawn, and the episode lasts until its time limit. Its last info has the score (`Player.score`).
     """
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 35 // FRAMESKIP}  # noqa: RUF012
-
     def __init__(self, name: str, options: EnvConfig, render_mode: str | None = None) -> None:
         settings = Settings.of(name, options)
         self._new_player = partial(Player, name, options, settings)
         self.player = self._new_player()
         self.action_space, self.observation_space = self.player.action_space, self.player.observation_space
         self.render_mode = render_mode
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 35 / self.player.frameskip}
         self._hosts = bool(settings.bots) or name in BASE
         """Whether the engine hosts a network game. Deathmatch levels have no start for a single player, so they need it even
         without bots."""

@@ -74,8 +74,6 @@ class Match:
     (`Player.score`) and "outcome" (the frags). Rewards are shaped by default (`shaping`), else the scenario's.
     """
 
-    metadata = {"name": "vizdoom_match", "render_modes": ["rgb_array"], "render_fps": 35 // FRAMESKIP}  # noqa: RUF012
-
     def __init__(self, name: str, options: EnvConfig, render_mode: str | None = None) -> None:
         if options.frame_stack not in (None, 1):
             raise ConfigError(f"vizdoom/{name}: frame_stack is for environments of one player")
@@ -84,6 +82,8 @@ class Match:
         self.possible_agents = [f"player_{i}" for i in range(self.settings.players)]
         self.agents: list[str] = []
         self.render_mode = render_mode
+        fps = 35 / (options.frameskip or FRAMESKIP)
+        self.metadata = {"name": "vizdoom_match", "render_modes": ["rgb_array"], "render_fps": fps}
         self.starts = 0  # number of starts of the engines
         self._own_weights: dict[str, dict[str, float]] = {}
         """By agent: its own weights of reward shaping, for players of later engines."""
