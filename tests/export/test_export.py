@@ -15,7 +15,10 @@ import headrace
 from headrace import cli
 from headrace.config import ConfigError
 from headrace.envs.core.imports import ImportsNotGiven
+from headrace.envs.make import describe_run
+from headrace.evaluation.interface import interface
 from headrace.evaluation.onnx_policy import CONTRACT_KEY, SCHEMA, OnnxPolicy, session
+from headrace.export import contract
 from headrace.export.graph import ExportError
 from headrace.runs import files
 
@@ -164,10 +167,30 @@ def test_preprocessing_of_the_environment_is_in_the_contract(tmp_path):
     assert steps["repeat the action"]["frames"] == done.contract["environment"]["frames_per_step"] == 4
     assert steps["resize"] == {"height": 84, "width": 84, "method": "area averaging"}
     assert steps["stack"]["images"] == 4
+    assert steps["time limit"] == {"frames": 108_000}
     assert steps["begin of an episode"] == {"noops": [1, 30], "then_fire": True}
     assert done.contract["outputs"][0]["meanings"][:3] == ["NOOP", "FIRE", "RIGHT"]
     assert done.contract["inputs"][0]["shape"] == ["batch", 4, 84, 84]
     assert done.contract["inputs"][0]["dtype"] == "uint8"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("env", ["vizdoom/health_gathering_supreme", "vizdoom/multi_duel"])
+def test_what_doom_does_before_the_file_is_in_its_contract(env):
+    pytest.importorskip("vizdoom")
+    config = headrace.make_config(env)
+    spec = describe_run(config)
+    _, actions, made = interface(config, spec)
+    steps = {step["step"]: step for step in contract._pipeline(config, spec, made)}
+    json.dumps(list(steps.values()), allow_nan=False)
+    assert (steps["resize"]["height"], steps["resize"]["width"]) == (72, 128)
+    scaled = steps["divide and clip the measurements"]
+    assert (scaled["variables"][0], scaled["divisors"][0], scaled["low"][0], scaled["high"][0]) == ("HEALTH", 30, 0, None)
+    assert steps["time limit"]["frames"] == 2100
+    meanings = contract._meanings(config, actions[0], made)
+    assert len(meanings) == actions[0].space.n
+    assert "nothing" in meanings
+    made.close()
 
 
 @pytest.mark.process

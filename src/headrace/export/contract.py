@@ -60,7 +60,7 @@ def contract(
         "outputs": [*(_action(leaf, _meanings(config, leaf, env)) for leaf in actions), *_parameters(spec, names, width)],
         "core": {"width": width, "start": 0.0} if width else None,
         "sampling": _sampling(spec, names),
-        "observation_pipeline": _pipeline(config, spec),
+        "observation_pipeline": _pipeline(config, spec, env),
         "environment": {
             "id": config.env,
             "settings": to_dict(config)["envs"] | dict.fromkeys(OF_ONE_MACHINE),
@@ -181,10 +181,21 @@ def _meanings(config: Config, leaf: ActionLeaf, env: Any) -> tuple[str, ...] | N
 
         ids = games()[config.tasks[0].partition("/")[2]]["minimal_actions"]
         return tuple(ATARI_ACTIONS[i] for i in ids) if leaf.space.n == len(ids) else ATARI_ACTIONS
+    if (player := _doom_player(config, env)) is not None:
+        meanings: tuple[str, ...] = player.meanings(int(leaf.path[0]) if leaf.path else 0)
+        return meanings
     named = getattr(getattr(env, "unwrapped", env), "get_action_meanings", None)
     if callable(named):
         return tuple(map(str, named()))
     return next((names for start, names in CLASSIC_ACTIONS.items() if config.env.startswith(start)), None)
+
+
+def _doom_player(config: Config, env: Any) -> Any:
+    """The player of a Doom environment, or the first one of a match; None for other environments."""
+    if not config.env.startswith("vizdoom/"):
+        return None
+    own = getattr(env, "unwrapped", env)
+    return own.players[0] if hasattr(own, "players") else own.player
 
 
 def _parameters(spec: EnvSpec, names: list[str], core: int) -> list[dict[str, Any]]:
@@ -228,7 +239,7 @@ def _sampling(spec: EnvSpec, names: list[str]) -> dict[str, Any]:
 # -- what happens before the file ---------------------------------------------------------------------------------------------
 
 
-def _pipeline(config: Config, spec: EnvSpec) -> list[dict[str, Any]]:
+def _pipeline(config: Config, spec: EnvSpec, env: Any) -> list[dict[str, Any]]:
     """What the environment does to its pictures and steps before the file's inputs; none of it is in the file."""
     c = config.envs
     if config.env.startswith("atari/"):
@@ -243,16 +254,22 @@ def _pipeline(config: Config, spec: EnvSpec) -> list[dict[str, Any]]:
             {"step": "grey scale", "applied": bool(o["grayscale"])},
             {"step": "resize", "height": o["img_height"], "width": o["img_width"], "method": "area averaging"},
             _stack(o["stack_num"]),
+            {"step": "time limit", "frames": o["max_num_frames_per_episode"]},
         ]
     steps: list[dict[str, Any]] = []
     if spec.frameskip > 1:
         steps.append({"step": "repeat the action", "frames": spec.frameskip, "rewards": "summed"})
-    if c.resize is not None:
+    player = _doom_player(config, env)
+    if player is not None:
+        steps += player.preparation()
+    elif c.resize is not None:
         steps.append({"step": "resize", "height": c.resize[0], "width": c.resize[1], "method": "area averaging"})
-    if c.grayscale:
+    if c.grayscale and player is None:
         steps.append({"step": "grey scale", "applied": True})
     if spec.frame_stack > 1:
         steps.append(_stack(spec.frame_stack))
+    if player is not None and player.limit:
+        steps.append({"step": "time limit", "frames": player.limit})
     if c.max_episode_steps is not None:
         steps.append({"step": "time limit", "steps": c.max_episode_steps})
     return steps

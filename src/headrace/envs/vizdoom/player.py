@@ -169,6 +169,27 @@ class Player:
         choices = (action,) if len(self.heads) == 1 else action
         return sum(head.presses[choice] for head, choice in zip(self.heads, choices, strict=True)).tolist()  # type: ignore[union-attr]
 
+    def meanings(self, head: int) -> tuple[str, ...]:
+        """What each choice of a head presses, a delta button with its degrees."""
+        buttons = [button.name for button in self.game.get_available_buttons()]
+        pressed = [
+            [name if value == 1 else f"{name} {value:g}" for name, value in zip(buttons, row, strict=True) if value]
+            for row in self.heads[head].presses.tolist()
+        ]
+        return tuple("+".join(names) or "nothing" for names in pressed)
+
+    def preparation(self) -> list[dict[str, Any]]:
+        """What `observe` does to the engine's state, for the contract of an exported policy; no limit is None."""
+        variables = [variable.name for variable in self.game.get_available_game_variables()][: len(self._divisor)]
+        low, high = ([x if np.isfinite(x) else None for x in limits.tolist()] for limits in (self._lowest, self._highest))
+        scaled = {"variables": variables, "divisors": self._divisor.tolist(), "low": low, "high": high}
+        method = "bilinear if both sides shrink by less than 2, else area averaging"
+        return [
+            {"step": "render", "height": 120, "width": 160, "grey": self.screen.shape[-1] == 1},
+            {"step": "resize", "height": self._size[0], "width": self._size[1], "method": method},
+            *([{"step": "divide and clip the measurements", **scaled}] if variables else []),
+        ]
+
     def value(self, variable: str) -> float:
         """A game variable, observed or not."""
         return self.game.get_game_variable(getattr(vizdoom.GameVariable, variable))
