@@ -20,6 +20,7 @@ from headrace.sampling.placements.serial import Serial
 from headrace.sampling.worker_process import actor_seed, environment_seed
 from headrace.train import train
 
+get_state: Any = Serial.get_state
 WALK = str(Path(__file__).with_name("walk.py"))
 
 
@@ -52,7 +53,7 @@ def run(folder: Path, total_steps: int, seed: int = 0, env: str = "walk", **sett
         },
     )
     train(config)
-    found = checkpoint.load_newest(folder / "checkpoints")
+    found = checkpoint.load_newest(config.policy_folder(0) / "checkpoints")
     assert found is not None
     return found.unpack()
 
@@ -199,6 +200,47 @@ def test_where_that_is_not_possible_it_is_said_and_nothing_is_repeated(tmp_path:
     assert resumed["progress"]["global_step"] > first["progress"]["global_step"]
     log = (tmp_path / "stopped" / "log.txt").read_text()
     assert "Episodes begin anew: walk/astray: the same actions" in log
+
+
+DEVICE = {
+    "sampling.placement": "device", "sampling.num_workers": 1, "sampling.num_groups": 1, "sampling.envs_per_worker": 8,
+    "learning.batch_size": 64, "learning.num_minibatches": 1,
+}  # fmt: skip
+TWO_POLICIES = {"population.size": 2, "sampling.num_workers": 4, "learning.batch_size": 96}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"sampling.num_workers": 3}),
+        ({"sampling.num_workers": 3}, {}),
+        ({}, {"sampling.envs_per_worker": 8, "learning.batch_size": 96}),
+        ({}, {"sampling.num_groups": 1, "learning.batch_size": 96}),
+        ({}, {"sampling.rollout": 16, "learning.batch_size": 96}),
+        ({}, DEVICE),
+        (DEVICE, {}),
+        (DEVICE, DEVICE | {"sampling.envs_per_worker": 16, "learning.batch_size": 128}),
+        (DEVICE, DEVICE | {"learning.batch_size": 16}),
+        (TWO_POLICIES, TWO_POLICIES | {"learning.batch_size": 48}),
+    ],
+)
+def test_other_sampling_settings_begin_episodes_anew(tmp_path: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """They may change from start to start, so the checkpoint is good. Then the run goes on exactly again."""
+    constant = {"learning.lr_schedule": "constant"}
+    for settings, total in ((before, 500), (after, 1000), (after, 1500)):
+        run(tmp_path, total, **constant, **settings)
+    log = (tmp_path / "log.txt").read_text()
+    assert log.count("Episodes begin anew: other sampling settings") == 1
+
+
+def test_a_checkpoint_from_before_these_settings_were_saved_is_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Serial, "get_state", lambda self: {k: v for k, v in get_state(self).items() if k != "shape"})
+        run(tmp_path, 500)
+    run(tmp_path, 1000)
+    assert "begin anew" not in (tmp_path / "log.txt").read_text()
 
 
 def test_a_resumed_run_has_other_seeds() -> None:

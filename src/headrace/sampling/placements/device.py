@@ -73,6 +73,10 @@ class Device(InProcess):
     def version(self, p: int) -> int:
         return self.sampler.version
 
+    @property
+    def shape(self) -> dict[str, Any]:
+        return super().shape | {"parts": self.config.parts}
+
 
 def _summary(config: Config) -> str:
     """The sampling settings as a line for the log."""

@@ -101,8 +101,17 @@ class InProcess(Placement):
             self.sampler = None
         self._context.close()
 
-    def get_state(self) -> dict[str, Any] | None:
-        return self.sampler.get_state()
+    @property
+    def shape(self) -> dict[str, Any]:
+        """The settings without which a saved state of the sampler does not fit this one."""
+        s = self.config.sampling
+        sizes = {"workers": s.num_workers, "envs": s.envs_per_worker, "groups": s.num_groups, "rollout": s.rollout}
+        return {"placement": s.placement} | sizes
+
+    def get_state(self) -> dict[str, Any]:
+        return self.sampler.get_state() | {"shape": self.shape}
 
     def set_state(self, state: dict[str, Any]) -> str | None:
+        if state.get("shape", self.shape) != self.shape:  # older checkpoints have none
+            return "Episodes begin anew: other sampling settings"
         return self.sampler.set_state(state)

@@ -61,13 +61,19 @@ class Serial(InProcess):
             self.sampler.actors[p].lagging = True
             self.sampler.actors[p].set_weights(recent[0])
 
-    def get_state(self) -> dict[str, Any] | None:
-        return self.sampler.get_state() | {"turn": self.turn, "recent": [list(recent) for recent in self._recent]}
+    @property
+    def shape(self) -> dict[str, Any]:
+        # Several policies or agents may have finished trajectories at that moment, which need a slot each.
+        several = len(self.configs) > 1 or self.config.envs.num_agents is not None
+        return super().shape | {"slots": [own.num_slots for own in self.configs] if several else None}
+
+    def get_state(self) -> dict[str, Any]:
+        return super().get_state() | {"turn": self.turn, "recent": [list(recent) for recent in self._recent]}
 
     def set_state(self, state: dict[str, Any]) -> str | None:
-        self._turn = state["turn"]
+        self._turn = state.get("turn")  # other placements have none
         self._recent = [deque(recent) for recent in state.get("recent", [[] for _ in self._recent])]
-        return self.sampler.set_state(state)
+        return super().set_state(state)
 
 
 class SerialSampler:
