@@ -13,6 +13,7 @@ pytest.importorskip("ale_py")
 from group_rows import contents, rows_of
 
 from headrace.config import ConfigError, EnvConfig
+from headrace.envs import EnvironmentFault
 from headrace.envs.make import make_group
 from headrace_atari import save_states
 
@@ -48,6 +49,16 @@ def test_games_begun_before_the_run_are_reported_whole() -> None:
     assert set(lengths[lengths > 0].tolist()) == {30}
     assert len({int(t) for t in np.argmax(lengths > 0, axis=0)}) >= 4, "they end at different times"
     group.close()
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 50), (50, 0)])
+def test_a_run_resumed_with_other_starts_begins_new_episodes(before: int, after: int) -> None:
+    groups = [make_group("atari/pong", EnvConfig(resize=(24, 20), random_start=frames), 1) for frames in (before, after)]
+    play(groups[0], 3)
+    with pytest.raises(EnvironmentFault, match=r"made with other envs\.random_start"):
+        groups[1].set_state(groups[0].get_state())
+    for group in groups:
+        group.close()
 
 
 def test_training_episodes_begin_in_saved_states_and_evaluations_do_not(tmp_path: Path) -> None:

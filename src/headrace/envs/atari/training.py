@@ -117,6 +117,8 @@ class TrainingEpisodes(VectorWrapper):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_state` returned. Raises `ValueError` for states of another game or other options."""
+        if ("starts" in state) != (self._starts is not None):
+            raise ValueError("the saved state was made with other envs.random_start or envs.start_states")
         _, infos = self._consoles.reset()  # a vector environment is stepped only after a reset
         self._begin(infos["lives"])
         for i, console in enumerate(state["consoles"]):
