@@ -68,6 +68,7 @@ class Checkpointing:
         self._common_moment: int | None = None  # the moment that the whole population goes back to, if there is one
         self._ended = False  # whether the newest checkpoint is the last that there will be of the policy
         self._saved_at, self._saved_step, self._saved_updates = perf_counter(), 0, -1
+        self._failed = False  # whether the newest attempt to write one failed
 
     def load(self) -> list[Message]:
         """Take the newest good checkpoint, if there is one; returns what to report.
@@ -154,18 +155,11 @@ class Checkpointing:
         return all(bool(torch.isfinite(p).all()) for p in self._learner.model.parameters())
 
     def due(self, now: float) -> bool:
-        """Whether a checkpoint should be written: the interval is over, or a milestone or an evaluation was passed. It should not
-        if nothing was learned since the last, as while samplers are lost."""
+        """Whether a checkpoint should be written: the interval is over, or a milestone or an evaluation was passed. After a
+        failed attempt only the interval counts. It should not if nothing was learned since, as while samplers are lost."""
         run = self._config.run
-        return (
-            self._ranks.index == 0
-            and not self._unchanged
-            and (
-                now - self._saved_at >= run.checkpoint_interval
-                or self._passed(run.milestone_steps)
-                or self._passed(run.eval_interval_steps)
-            )
-        )
+        passed = not self._failed and (self._passed(run.milestone_steps) or self._passed(run.eval_interval_steps))
+        return self._ranks.index == 0 and not self._unchanged and (passed or now - self._saved_at >= run.checkpoint_interval)
 
     def _passed(self, interval: int | None) -> bool:
         """Whether a multiple of `interval` steps lies between the last checkpoint and now."""
@@ -190,7 +184,7 @@ class Checkpointing:
         for p, saver in list(self._placement.savers.items()) if together else [(self._policy, self)]:
             mine = saver is self
             yield saver._write(must and mine, sampler if mine else None, at_rest, ended and mine)
-            if not must:
+            if not must and not saver._failed:
                 yield Message("saved", saver._learner.progress.global_step, p)
 
     @property
@@ -226,7 +220,7 @@ class Checkpointing:
         )
         score = self._log.mean_return if self._log.full else None
         milestone = self._passed(run.milestone_steps)
-        self._saved_at = perf_counter()
+        self._saved_at, self._failed = perf_counter(), True
         try:
             path = checkpoint.save(
                 self._folder, step, tensors, state, keep=run.keep_checkpoints, score=score, milestone=milestone,
@@ -237,6 +231,6 @@ class Checkpointing:
                 raise
             text = f"{error}. Training goes on; the next try is in {run.checkpoint_interval:.0f} s."
             return Message("message", text, self._policy)
-        self._saved_step, self._saved_updates, self._ended = step, learner.progress.updates, ended
+        self._saved_step, self._saved_updates, self._ended, self._failed = step, learner.progress.updates, ended, False
         name = path.name if self._config.population.size == 1 else f"{path.name} of policy {self._policy}"
         return Message("message", f"Checkpoint {name}", self._policy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,39 @@ def test_they_are_told_of_every_update_episode_and_checkpoint(tmp_path: Path, pl
     assert len(episodes) == updates[-1]["charts/episodes"], "each once"
     assert all(episode["return"] == episode["length"] > 0 and episode["policy"] == 0 for episode in episodes)
     assert all(0 <= one["global_step"] <= result.global_step for one in saved)  # 0: after a slow start
+
+
+def test_nobody_is_told_of_a_checkpoint_that_was_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The milestone that it was due for stays due."""
+    tries, saved, save = 0, list[dict[str, Any]](), checkpoint.save
+
+    def full(*arguments: Any, **named: Any) -> Path:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise checkpoint.CheckpointError("the disk is full")
+        return save(*arguments, **named)
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    settings = {"learning.total_steps": 10**9, "run.checkpoint_interval": 0.3, "run.milestone_steps": 200}
+    headrace.train(
+        config(tmp_path, "serial", **settings),
+        on_update=lambda update: len(saved) > 0, on_checkpoint=saved.append,
+    )  # fmt: skip
+    assert (tmp_path / "log.txt").read_text().count("the disk is full. Training goes on; the next try is in 0 s.") == 2
+    (first,) = (tmp_path / "checkpoints").glob("000001-*")
+    assert first.name == f"000001-step-{saved[0]['global_step']}"
+    assert json.loads((first / "manifest").read_bytes().partition(b"\n")[2])["milestone"]
+
+
+def test_after_a_failure_the_next_checkpoint_waits_for_the_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **named: Any) -> Path:
+        raise checkpoint.CheckpointError("the disk is full")
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    with pytest.raises(checkpoint.CheckpointError):
+        headrace.train(config(tmp_path, "serial", **{"learning.total_steps": 2000, "run.milestone_steps": 200}))
+    assert (tmp_path / "log.txt").read_text().count("the next try is in") == 1
 
 
 @pytest.mark.parametrize("what", ["on_update", "on_episode", "on_checkpoint"])
