@@ -1,8 +1,10 @@
 """Checkpoints: exact, whole or absent, and never lost to damage, a full disk or a kill."""
 
+import errno
 import json
 import math
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -222,6 +224,25 @@ def test_a_full_disk_is_reported_and_loses_nothing(tmp_path):
     assert "Earlier checkpoints are untouched" in done.stdout
     assert list(tmp_path.iterdir()) == [before]
     assert same(load_newest(tmp_path).unpack(), a_tree())
+
+
+def test_a_left_over_that_cannot_be_deleted_stops_nothing(tmp_path, monkeypatch):
+    """Such as a file of another user, or one that is open on NFS. It lies where the next checkpoint would be written."""
+    stuck, rmtree = tmp_path / ".tmp-000002-step-2", shutil.rmtree
+    stuck.mkdir()
+    (stuck / "tensors.safetensors").write_bytes(b"")
+
+    def remove(path, **options):
+        if path == stuck:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+        rmtree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    for step in (1, 2, 3):
+        with pytest.warns(UserWarning, match=r"cannot be deleted.*\.tmp-000002-step-2"):
+            save(tmp_path, step, {}, {}, keep=1)
+    assert load_newest(tmp_path).step == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".tmp-000002-step-2", "000003-step-3"]
 
 
 SAVER = """

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import safetensors.torch
 import torch
@@ -113,11 +114,10 @@ def save(
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for left_over in folder.glob(".tmp-*"):
-            _remove(left_over)
+        _remove_left_overs(folder)
         sequence = max((number for number, _ in _entries(folder)), default=0) + 1
         path = folder / f"{sequence:06d}-step-{step}"
-        aside = folder / f".tmp-{path.name}"
+        aside = _aside(path)
         try:
             aside.mkdir()
             for name, data in files.items():
@@ -167,9 +167,23 @@ def _prune(folder: Path, keep: int) -> None:
     for _, path in entries[:-keep]:
         if path != best and not (path in manifests and manifests[path].milestone):
             # Renamed first, so that no reader sees, and no killed process leaves, an incomplete checkpoint under its name.
-            doomed = path.with_name(f".tmp-{path.name}")
+            doomed = _aside(path)
             os.rename(path, doomed)
             _remove(doomed)
+
+
+def _aside(path: Path) -> Path:
+    """A name for what is not, or no longer, a checkpoint; another every time, since left-overs may stay."""
+    return path.with_name(f".tmp-{path.name}-{uuid4().hex}")
+
+
+def _remove_left_overs(folder: Path) -> None:
+    """Delete what killed processes left. What cannot be deleted (another user's file, one that is open on NFS) harms nobody."""
+    for left_over in folder.glob(".tmp-*"):
+        try:
+            _remove(left_over)
+        except OSError as error:
+            warnings.warn(f"the rest of a checkpoint cannot be deleted: {error}", stacklevel=3)
 
 
 def _remove(path: Path) -> None:
