@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.runs import checkpoint
 from headrace.runs.checkpoint import CheckpointError, load, load_best, load_newest, moments, save
 from headrace.runs.state_tree import pack, unpack
 from headrace.runs.training_state import load_optimizer, random_state, set_random_state
@@ -195,6 +196,26 @@ def test_a_damaged_checkpoint_is_never_the_reason_to_start_from_nothing(tmp_path
         (path / "state.json").write_bytes(b"{}")
     with pytest.raises(CheckpointError, match="every checkpoint"):
         load_newest(tmp_path)
+
+
+@pytest.mark.parametrize("load_one", [load_newest, load_best])
+def test_a_checkpoint_that_a_run_deletes_meanwhile_is_not_damaged(tmp_path, monkeypatch, load_one):
+    """`headrace eval` beside a run: the newer checkpoint is there before the older goes."""
+    save(tmp_path, 1, {}, {}, score=1.0)
+    listed, times = checkpoint._entries, 0
+
+    def entries(folder):
+        nonlocal times
+        found, times = listed(folder), times + 1
+        if times < 4:  # behind the back of who lists
+            with monkeypatch.context() as patch:
+                patch.setattr(checkpoint, "_entries", listed)
+                save(tmp_path, times + 1, {}, {}, keep=1, score=1.0)
+        return found
+
+    monkeypatch.setattr(checkpoint, "_entries", entries)
+    found = load_one(tmp_path)
+    assert (found.step, found.damaged) == (4, ())
 
 
 def test_saving_goes_on_after_damage(tmp_path):

@@ -22,12 +22,13 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 from uuid import uuid4
 
 import safetensors.torch
@@ -46,6 +47,7 @@ _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest"
 _MOST_MANIFEST = 1 << 20
 _LISTED = 3  # damaged checkpoints that an error message lists
+_LISTINGS = 100  # how often a folder is listed whose checkpoints are deleted before they are read
 
 
 class CheckpointError(UserError, RuntimeError):
@@ -75,6 +77,8 @@ class Checkpoint:
 
 Use = Callable[[Checkpoint], None]
 """Takes what a checkpoint holds, or raises `CheckpointError` where it does not fit."""
+
+_P = ParamSpec("_P")
 
 # -- writing ----------------------------------------------------------------------------------------------------------
 
@@ -213,6 +217,37 @@ def load(path: os.PathLike[str] | str) -> Checkpoint:
     return Checkpoint(path, manifest.step, manifest.score, tensors, state)
 
 
+class _Pruned(Exception):
+    """A checkpoint that was listed is no longer there: the run that saves beside us keeps newer ones."""
+
+
+@contextmanager
+def _listed(path: Path) -> Iterator[None]:
+    """Tell a checkpoint that was deleted since it was listed from one that is damaged."""
+    try:
+        yield
+    except CheckpointError as error:
+        if not os.path.lexists(path):
+            raise _Pruned(path) from error
+        raise
+
+
+def _listing_again(load_one: Callable[_P, Checkpoint | None]) -> Callable[_P, Checkpoint | None]:
+    """`load_one`, which lists the folder again where a checkpoint was deleted before it was read."""
+
+    @wraps(load_one)
+    def load_now(*arguments: _P.args, **named: _P.kwargs) -> Checkpoint | None:
+        for _ in range(_LISTINGS):
+            try:
+                return load_one(*arguments, **named)
+            except _Pruned as pruned:
+                path = pruned.args[0]
+        raise CheckpointError(f"the checkpoints in {path.parent} are deleted faster than they can be read")
+
+    return load_now
+
+
+@_listing_again
 def load_newest(
     folder: os.PathLike[str] | str, use: Use | None = None, among: Collection[Path] | None = None
 ) -> Checkpoint | None:
@@ -225,7 +260,8 @@ def load_newest(
     paths, damaged = [path for _, path in reversed(_entries(Path(folder)))], []
     for path in takewhile(lambda path: among is not None and path not in among, paths):
         try:
-            load(path)
+            with _listed(path):
+                load(path)
         except CheckpointError as error:
             damaged.append(str(error))
     return _first_usable([path for path in paths if among is None or path in among], use, folder, damaged)
@@ -243,13 +279,16 @@ def moments(folder: os.PathLike[str] | str) -> dict[Path, tuple[int, bool]]:
     return found
 
 
+@_listing_again
 def load_best(folder: os.PathLike[str] | str, use: Use | None = None) -> Checkpoint | None:
     """The undamaged checkpoint with the highest score that `use` accepts, as in `load_newest`; None if none has a score."""
     scored: list[tuple[float, int, Path]] = []
     unreadable: list[str] = []
     for number, path in _entries(Path(folder)):
         try:
-            if (score := _manifest(path).score) is not None:
+            with _listed(path):
+                score = _manifest(path).score
+            if score is not None:
                 scored.append((score, number, path))
         except CheckpointError as error:
             unreadable.append(str(error))
@@ -268,7 +307,8 @@ def _first_usable(
     damaged = list(damaged)
     for path in paths:
         try:
-            found = load(path)
+            with _listed(path):
+                found = load(path)
             if use is not None:
                 use(found)
             return replace(found, damaged=tuple(damaged))
