@@ -109,6 +109,7 @@ def _run(placement: Placement, reporter: Reporter, callbacks: Callbacks) -> dict
             pass
         finally:
             placement.kill()
+            callbacks.raise_error()  # before any later error, which may follow from it
     return ends
 
 

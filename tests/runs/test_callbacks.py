@@ -13,9 +13,9 @@ import headrace
 from headrace.runs import checkpoint
 
 
-def config(folder: Path, placement: str, **settings: Any) -> Any:
+def config(folder: Path, placement: str, algorithm: str = "ppo", **settings: Any) -> Any:
     return headrace.make_config(
-        "gym/CartPole-v1", "ppo",
+        "gym/CartPole-v1", algorithm,
         **{
             "run.folder": str(folder), "run.dashboard": False, "run.video": False, "learning.device": "cpu",
             "learning.num_threads": 1, "sampling.placement": placement, "sampling.num_workers": 1, "sampling.num_groups": 1,
@@ -98,9 +98,32 @@ def test_what_is_no_function_is_refused_before_anything_starts(tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
-def test_an_error_in_one_ends_the_run_and_is_raised(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["on_update", "on_episode", "on_checkpoint"])
+@pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=pytest.mark.process)])
+def test_an_error_in_one_ends_the_run_with_a_checkpoint_and_is_raised(tmp_path: Path, placement: str, what: str) -> None:
+    """What was learned until then is kept, and none is called again."""
+    calls = list[dict[str, Any]]()
+
     def fail(happened: dict[str, Any]) -> None:
+        calls.append(happened)
         raise ZeroDivisionError("mine")
 
+    settings = {"learning.total_steps": 10**9, "run.checkpoint_interval": 0.1 if what == "on_checkpoint" else 1000.0}
     with pytest.raises(ZeroDivisionError, match="mine"):
-        headrace.train(config(tmp_path, "serial", **{"learning.total_steps": 10**9}), on_update=fail)
+        headrace.train(config(tmp_path, placement, **settings), **{what: fail})  # type: ignore[arg-type]
+    assert len(calls) == 1
+    assert "is the last" in (log := (tmp_path / "log.txt").read_text()) or "Checkpoint 0" in log
+    assert checkpoint.load_newest(tmp_path / "checkpoints") is not None
+
+
+def test_a_resumed_run_tells_only_of_its_own_updates(tmp_path: Path) -> None:
+    """Not of those before, while the replay is filled again and steps are counted without an update."""
+    updates = list[dict[str, Any]]()
+    settings = {"learning.batch_size": 32, "replay.minimum": 300}
+    for total in (1000, 2000):
+        headrace.train(
+            config(tmp_path, "serial", "dqn", **settings, **{"learning.total_steps": total}), on_update=updates.append
+        )
+    numbers = [update["charts/updates"] for update in updates]
+    assert len(numbers) > 20
+    assert numbers == list(range(1, len(numbers) + 1))

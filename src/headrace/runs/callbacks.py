@@ -22,8 +22,8 @@ training ends with a checkpoint, for the reason "interrupted"."""
 
 @dataclass(frozen=True)
 class Callbacks:
-    """The callbacks that `headrace.train` was given. They run in the process that called it. An error in one ends the run and is
-    raised."""
+    """The callbacks that `headrace.train` was given. They run in the process that called it. An error in one ends training
+    with a checkpoint and is raised."""
 
     on_update: Callback | None = None
     """Called with the learner's metrics since its last call, every `run.log_interval` seconds (0: after every update), if there
@@ -33,8 +33,7 @@ class Callbacks:
     its numbers for `envs.info_metrics`."""
     on_checkpoint: Callback | None = None
     """Called after every checkpoint except the last one, with its `global_step`."""
-    _updates: dict[int, float] = field(default_factory=dict, init=False)
-    """By policy: the number of updates of which `on_update` has been told."""
+    _errors: list[Exception] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         for name in ("on_update", "on_episode", "on_checkpoint"):
@@ -43,14 +42,26 @@ class Callbacks:
                 raise ConfigError(f"{name} is {callback!r}, must be a function of a dictionary")
 
     def receive(self, message: Message) -> bool:
-        """Call the callbacks for messages of this kind. Returns whether one of them asks for the end of training."""
+        """Call the callbacks for messages of this kind. Returns whether one of them asks for the end of training, or fails. Then
+        none is called any more, and `raise_error` raises the error."""
+        if self._errors:
+            return False
+        try:
+            return self._call(message)
+        except Exception as error:
+            self._errors.append(error)
+            return True
+
+    def raise_error(self) -> None:
+        """Raise the error of a callback, if there was one."""
+        if self._errors:
+            raise self._errors[0]
+
+    def _call(self, message: Message) -> bool:
         policy = {"policy": message.policy}
         if message.kind == "metrics" and self.on_update is not None:
-            updates = message.content["charts/updates"]
-            if updates == self._updates.get(message.policy, 0):
-                return False
-            self._updates[message.policy] = updates
-            return _is_true(self.on_update(message.content | policy))
+            updated = "lag/max" in message.content  # what every update tells of the samples that it was made of
+            return updated and _is_true(self.on_update(message.content | policy))
         if message.kind == "saved" and self.on_checkpoint is not None:
             return _is_true(self.on_checkpoint({"global_step": message.content} | policy))
         if message.kind == "episodes" and self.on_episode is not None:
