@@ -137,7 +137,7 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
         yield Message("message", f"Learning begins when the replay holds {config.replay.minimum:,} steps", p)
     clock, several = control.clock("learner", p), config.population.size > 1
     started, last_log = control.learning_began(), perf_counter()
-    reason = "total_steps" if learner.progress.global_step >= config.learning.total_steps else None
+    reason = reason_to_stop(config, learner.progress, log, last_log - started)
     if reason is None:
         yield None  # ready
     while reason is None:

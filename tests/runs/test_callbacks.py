@@ -127,3 +127,14 @@ def test_a_resumed_run_tells_only_of_its_own_updates(tmp_path: Path) -> None:
     numbers = [update["charts/updates"] for update in updates]
     assert len(numbers) > 20
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_a_run_that_has_reached_its_goal_stays_as_it_is(tmp_path: Path) -> None:
+    settings = {"learning.total_steps": 10**9, "run.goal": 15.0}
+    first = headrace.train(config(tmp_path, "serial", **settings))
+    again = headrace.train(config(tmp_path, "serial", **settings))
+    assert (first.reason, again.reason) == ("goal", "goal")
+    assert again.global_step == first.global_step
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 1
+    further = headrace.train(config(tmp_path, "serial", **settings | {"run.goal": 25.0}))
+    assert further.global_step > first.global_step
