@@ -17,6 +17,8 @@ from headrace import config as configs
 from headrace.config import Config, ConfigError
 from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
 from headrace.experience.batch import Batch, Filling
+from headrace.experience.replay import state as replay_state
+from headrace.experience.replay.buffer import Replay
 from headrace.experience.replay.experience import ReplayExperience
 from headrace.experience.replay.layout import make_replay, observation_fields, replay_layout
 from headrace.sampling.trajectory_fields import trajectory_fields
@@ -469,6 +471,33 @@ def test_metrics_are_rates_since_the_last_call(rig: Callable[..., Rig]) -> None:
     assert first["replay/inserts_per_second"] > 0
     assert second["replay/inserts_per_second"] == second["replay/samples_per_second"] == 0
     assert np.isnan(second["replay/ratio"])
+
+
+def test_a_replay_whose_learner_was_killed_while_it_was_restored_says_so(
+    rig: Callable[..., Rig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, part = (rig(collect=True, **{"replay.checkpoint_contents": True}) for _ in range(2))
+    for _ in range(5):
+        whole.experience.next()
+        whole.experience.release()
+    whole.experience.save(tmp_path)
+    state, restore = whole.experience.get_state(), replay_state._restore_history
+
+    def killed(replay: Replay, history: int, first: int, path: Path) -> int:
+        if history == 1:
+            raise KeyboardInterrupt
+        return restore(replay, history, first, path)
+
+    monkeypatch.setattr(replay_state, "_restore_history", killed)
+    with pytest.raises(KeyboardInterrupt):
+        part.experience.restore(tmp_path, state)
+    held = part.replay.stats().size
+    assert 0 < held < whole.replay.stats().size
+    (said,) = part.make(part._collect).restore(tmp_path, state)
+    assert said.startswith(f"The replay holds {held} transitions, a part of the checkpoint's: its learner ended while it")
+    for damaged in (b"{}", b""):
+        (tmp_path / "replay" / "replay.json").write_bytes(damaged)
+        assert part.make(part._collect).restore(tmp_path, state) == []
 
 
 def test_a_replay_that_outlived_its_learner_stays_as_it_is(rig: Callable[..., Rig], tmp_path: Path) -> None:

@@ -168,8 +168,13 @@ class ReplayExperience(Experience):
     def restore(self, folder: Path, state: dict[str, Any] | None) -> list[str]:
         """Go on from what `save` wrote and `get_state` gave, before the first batch; returns what the user should know. A replay
         that outlived its learner is newer than any checkpoint and stays as it is."""
-        if self._here is None or self._here.stats().inserts or not (folder / REPLAY_FOLDER).exists():
+        if self._here is None or not (folder / REPLAY_FOLDER).exists():
             return []
+        if (there := self._here.stats()).inserts:
+            if not replay_state.restored_in_part(self._here, folder / REPLAY_FOLDER):
+                return []
+            part = f"The replay holds {there.size:,} transitions, a part of the checkpoint's"
+            return [f"{part}: its learner ended while it restored them; it is filled again"]
         try:
             if not replay_state.restore(self._here, folder / REPLAY_FOLDER):
                 return []

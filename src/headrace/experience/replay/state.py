@@ -80,6 +80,16 @@ def restore(replay: Replay, folder: os.PathLike[str] | str) -> bool:
     return bool(saved)
 
 
+def restored_in_part(replay: Replay, folder: os.PathLike[str] | str) -> bool:
+    """Whether a replay that is not empty has only a part of the contents in `folder`, since who restored them was killed. A
+    replay that goes on never has fewer inserts than were saved of it."""
+    try:
+        state = read_json(Path(folder) / _STATE)
+        return bool(state["histories"]) and state["stats"]["inserts"] > replay.stats().inserts
+    except (OSError, ValueError, KeyError, TypeError):  # what cannot be read was not restored
+        return False
+
+
 def _check_reach(replay: Replay, n_step: int, window: int, period: int, folder: Path) -> None:
     """Raise `ValueError` where returns or sequences are longer than they were. Rows before a gap, such as where a writer was
     replaced, start none of those that would reach over it; which rows that are for longer ones is not known any more."""
