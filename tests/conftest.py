@@ -24,9 +24,11 @@ start.preload("headrace.train")
 _CONFIGURATION = tempfile.TemporaryDirectory(prefix="headrace-tests-")
 os.environ["XDG_CONFIG_HOME"] = _CONFIGURATION.name
 
-# Programs that a shell starts in the background ignore Ctrl-C, and so do the programs that they start.
+# Programs that a shell starts in the background ignore Ctrl-C, those of `nohup` SIGHUP, and so do the programs that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="module")

@@ -91,6 +91,25 @@ def test_a_closed_terminal_ends_the_run_with_a_checkpoint(tmp_path, started):
             os.kill(pid, signal.SIGKILL)
 
 
+def test_a_run_of_nohup_outlives_its_terminal_and_can_be_stopped(tmp_path):
+    """With SIGTERM, since it ignores SIGHUP; and `headrace stop` says what it waits for."""
+    run = only_at_the_end(tmp_path / "run")
+    run.command.insert(0, "nohup")
+    with run:
+        step = run.wait_for("the first steps", run.step)
+        os.kill(run.process.pid, signal.SIGHUP)
+        run.wait_for("more steps", lambda: run.step() > step)
+        os.kill(run.process.pid, signal.SIGSTOP)
+        command = [*run.command[1:4], "stop", str(run.folder)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stop:
+            assert "is stopped" in stop.stdout.readline()
+            os.kill(run.process.pid, signal.SIGCONT)
+            assert "has ended" in stop.communicate(timeout=100)[0]
+        assert run.end() == 130, run.story
+        assert len(run.checkpoints()) == 1
+        run.assert_nothing_left()
+
+
 def test_output_that_cannot_be_written_harms_nobody(tmp_path):
     """A reader that goes away (`headrace train | head -3`) is no reason to stop training."""
     run = only_at_the_end(tmp_path / "run")

@@ -34,9 +34,13 @@ def run(arguments: list[str]) -> int:
     try:
         process = os.pidfd_open(pid)
         training_process(asked.run)  # that id means the same process still
+        stopped, ignores_hangups = _state(pid)
+        if stopped:
+            show(f"process {pid} is stopped (Ctrl-Z, SIGSTOP) and ends when it goes on: kill -CONT {pid}")
         with (asked.run / "log.txt").open(errors="replace") as log:
             log.seek(0, os.SEEK_END)
-            signal.pidfd_send_signal(process, signal.SIGHUP)  # of which a second one does no harm
+            # A second SIGHUP does no harm, but `nohup` has a process ignore it.
+            signal.pidfd_send_signal(process, signal.SIGTERM if ignores_hangups else signal.SIGHUP)
             while not select.select([process], [], [], LOOK_INTERVAL)[0]:
                 _show_new(log)
             _show_new(log)
@@ -44,6 +48,16 @@ def run(arguments: list[str]) -> int:
         raise NotRunning(f"no training is going on in {asked.run}: process {pid} has just ended") from error
     show(f"{asked.run}: process {pid} has ended")
     return 0
+
+
+def _state(pid: int) -> tuple[bool, bool]:
+    """Whether a process is stopped, and whether it ignores SIGHUP. Raises `ProcessLookupError` where there is none."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except FileNotFoundError as error:
+        raise ProcessLookupError from error
+    status = dict(line.partition(":\t")[::2] for line in lines)
+    return status["State"].startswith("T"), bool(int(status["SigIgn"], 16) >> (signal.SIGHUP - 1) & 1)
 
 
 def _show_new(log: IO[str]) -> None:

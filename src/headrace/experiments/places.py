@@ -101,5 +101,6 @@ def _begin(parent: int, cores: Sequence[int]) -> None:
     """In the new process, before it becomes the command."""
     die_with_starter(parent)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # Ray's processes block Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a command that a script starts in the background ignores it
     if cores:
         os.sched_setaffinity(0, cores)
