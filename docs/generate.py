@@ -68,7 +68,7 @@ Every `--run.log-interval` seconds a run adds one line to `metrics.jsonl` in the
 - In a multi-agent environment `agents/NAME/episodic_return` is the mean return of the episodes of this agent that have ended in
   the interval and that the policy acted in; `charts/...` are of all agents that it acted for.
 - A run with several policies has these files in the folder of each policy.
-- Every line also has `time`, the time at which it was written (seconds since 1970).
+- Every line also has `time`, the time at which it was measured (seconds since 1970).
 - An evaluation (`eval/...`) has a line of its own, at the step of the policy that was evaluated.
 
 The learning curve has up to 20 points per interval: `curve.jsonl` has a line for each point, with

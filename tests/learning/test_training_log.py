@@ -1,8 +1,14 @@
 """The learning curve that a learner keeps between two reports."""
 
+import time
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
+import pytest
 
 from headrace.experience.batch import Arrivals
+from headrace.learning.learner import Progress
 from headrace.learning.training_log import CURVE_POINTS, EPISODE_WINDOW, TrainingLog
 
 
@@ -31,6 +37,19 @@ def test_agents_have_their_own_means_of_the_interval() -> None:
     assert log._agents == {"one": [1.0, 3.0, 5.0], "other": [-1.0], "third": []}
     assert log.agent_means() == {"agents/one/episodic_return": 3.0, "agents/other/episodic_return": -1.0}
     assert log.agent_means() == {}, "of an interval"
+
+
+def test_speeds_are_those_of_intervals_with_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 11.0, 12.0, 13.0, 15.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    progress = Progress(global_step=5000)  # the run was resumed
+    learner: Any = SimpleNamespace(progress=progress, learning_rate=0.1, measure=lambda: None)
+    log, speeds = TrainingLog(), []
+    for steps in (0, 300, 0, 0, 800):
+        progress.global_step += steps
+        metrics = log.metrics(learner)
+        speeds.append((metrics.get("charts/SPS_interval"), metrics.get("charts/SPS")))
+    assert speeds == [(None, None), (300.0, 300.0), (None, None), (None, None), (200.0, 220.0)]
 
 
 def test_an_interval_with_many_updates_has_few_points_of_them_evenly_spaced() -> None:

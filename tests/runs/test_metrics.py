@@ -37,6 +37,12 @@ def test_every_sink_gets_every_step(tmp_path):
     assert "|learning.gamma|0.99|" in table
 
 
+def test_a_line_has_the_time_of_its_measurement(tmp_path):
+    with closing(MetricsWriter(tmp_path, Config())) as writer:
+        writer.write({"global_step": 1, "time": 1790000000.1234})
+    assert read_jsonl(tmp_path / "metrics.jsonl") == [{"global_step": 1, "time": 1790000000.123}]
+
+
 def test_weights_and_biases_goes_on_with_the_same_run(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from headrace.config import Config
@@ -35,6 +37,7 @@ class TrainingLog:
         self._agents: dict[str, list[float]] = {agent: [] for agent in agents}
         """Returns of the episodes that have ended, by agent."""
         self._curve: list[tuple[int, float, float, float]] = []
+        self._reported: list[tuple[float, int]] = []  # time and global step of the first report and of the newest with more steps
 
     @property
     def mean_return(self) -> float:
@@ -91,9 +94,12 @@ class TrainingLog:
             self.tasks.set_state(state["task_returns"])
 
     def metrics(self, learner: Learner) -> dict[str, float]:
-        """Everything since the last call, by metric name; starts a new interval."""
+        """Everything since the last call, by metric name; starts a new interval. What depends on the time is measured here: the
+        process that reads reports may be held up."""
         p = learner.progress
         result = {
+            "time": time.time(),
+            "system/cpu": psutil.cpu_percent() / 100,  # since the call before
             "global_step": float(p.global_step),
             "charts/updates": float(p.updates),
             "charts/episodes": float(p.episodes),
@@ -113,7 +119,19 @@ class TrainingLog:
             result |= self.tasks.metrics()
         self._statistics, self._ended = [], []
         learner.measure()
-        return result | self.agent_means()
+        return result | self._rates(p.global_step) | self.agent_means()
+
+    def _rates(self, step: int) -> dict[str, float]:
+        """Steps per second since the first report and since the last one with more steps; nothing if there was no step."""
+        now = time.perf_counter()
+        first, last = self._reported or [(now, step)] * 2
+        self._reported = [first, last if step == last[1] else (now, step)]
+        if step == last[1]:
+            return {}
+        return {
+            "charts/SPS": (step - first[1]) / (now - first[0]),
+            "charts/SPS_interval": (step - last[1]) / (now - last[0]),
+        }
 
     def agent_means(self) -> dict[str, float]:
         """Mean return of the episodes of each agent since the last call, by metric name."""

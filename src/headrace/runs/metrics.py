@@ -54,9 +54,9 @@ KEYS: dict[str, str] = {
     "charts/episodes": "Number of episodes that have ended so far.",
     "charts/learning_rate": "Learning rate of the optimizer.",
     "charts/updates": "Number of updates so far (batches learned from).",
-    "charts/SPS": "Steps per second since this process began to train.",
-    "charts/SPS_interval": "Steps per second in this interval.",
-    "charts/FPS": "Simulator frames per second in this interval: `charts/SPS_interval` x frameskip.",
+    "charts/SPS": "Steps per second since the first line of this learner process.",
+    "charts/SPS_interval": "Steps per second since the last line with fewer steps; missing where no step was made.",
+    "charts/FPS": "Simulator frames per second: `charts/SPS_interval` x frameskip.",
     "losses/loss": "Total loss: the weighted sum of the policy, value and exploration terms.",
     "losses/policy_loss": "Policy gradient loss.",
     "losses/value_loss": "Value loss, before its weight.",
@@ -171,11 +171,12 @@ class MetricsWriter:
         return next(filter(None, problems), None)
 
     def write(self, metrics: dict[str, float]) -> str | None:
-        """Log one interval. `metrics` holds `global_step`; values that are NaN (no episode has ended yet) are left out. Returns a
-        message for the user as `AppendFile.append` does."""
+        """Log one interval. `metrics` holds `global_step`, and `time` if that is not now; values that are NaN (no episode has ended
+        yet) are left out. Returns a message for the user as `AppendFile.append` does."""
         known = {key: float(value) for key, value in metrics.items() if not math.isnan(value)}
         step = int(known.pop("global_step"))
-        line = json.dumps({"global_step": step, "time": round(time.time(), 3), **known})
+        when = known.pop("time", time.time())
+        line = json.dumps({"global_step": step, "time": round(when, 3), **known})
         problems = [self._jsonl.append(line.encode() + b"\n"), self._events.add_scalars(known, step)]
         if self._wandb is not None:
             self._wandb.log({"global_step": step, **known})

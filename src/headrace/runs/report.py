@@ -5,12 +5,10 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext, suppress
-from time import monotonic
 from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
-import psutil
 
 from headrace.config import Config, policy_configs
 from headrace.runs.dashboard import Dashboard
@@ -34,7 +32,7 @@ class Records(Protocol):
 
 
 class Reporter:
-    """Takes the learners' reports, adds rates and shares of time, and passes them to the files, the dashboard and the log.
+    """Takes the learners' reports, adds shares of time, and passes them to the files, the dashboard and the log.
 
     `frameskip`: simulator frames per step. `records` takes the reports about a population. With several policies each has its own
     metrics; the dashboard shows the first.
@@ -47,8 +45,6 @@ class Reporter:
         self._dashboard = Dashboard(config)
         self._began: dict[int, int] = {}  # by policy, the global step at which training goes on
         self._steps: dict[int, int] = {}
-        self._first: dict[int, tuple[float, float]] = {}
-        self._last: dict[int, tuple[float, float]] = {}
         self._times: dict[tuple[int, str], np.ndarray] = {}
 
     @property
@@ -99,9 +95,10 @@ class Reporter:
                 self.message(text)
 
     def _metrics(self, metrics: dict[str, float], policy: int, times: dict[str, np.ndarray], restarts: int) -> None:
-        metrics |= self._rates(metrics["global_step"], policy) | self._shares(times, policy)
+        metrics |= self._shares(times, policy)
+        if "charts/SPS_interval" in metrics:
+            metrics["charts/FPS"] = metrics["charts/SPS_interval"] * self._frameskip
         metrics["sampling/faults"] = float(restarts)
-        metrics["system/cpu"] = psutil.cpu_percent() / 100  # since the call before
         self._steps[policy] = int(metrics["global_step"])
         self._write(metrics, policy)
         if policy == 0:
@@ -110,20 +107,6 @@ class Reporter:
     def _write(self, metrics: dict[str, float], policy: int) -> None:
         if problem := self._writers[policy].write(metrics):
             self.message(problem)
-
-    def _rates(self, step: float, policy: int) -> dict[str, float]:
-        """Steps and frames per second, of this interval and since the start."""
-        now = monotonic()
-        first, last = self._first.get(policy, (now, step)), self._last.get(policy, (now, step))
-        self._first[policy], self._last[policy] = first, (now, step)
-        if now == first[0]:
-            return {}
-        interval = (step - last[1]) / (now - last[0])
-        return {
-            "charts/SPS": (step - first[1]) / (now - first[0]),
-            "charts/SPS_interval": interval,
-            "charts/FPS": interval * self._frameskip,
-        }
 
     def _shares(self, times: dict[str, np.ndarray], policy: int) -> dict[str, float]:
         """Each role's time in this interval by phase, as shares of all its workers' time."""
