@@ -26,7 +26,7 @@ METRICS = {
 
 
 def draw(metrics_list, width=130, height=50, **settings):
-    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None)
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None, _environ={})
     with closing(Dashboard(override(Config(), **{"learning.device": "cpu", **settings}), console)) as dashboard:
         for metrics in metrics_list:
             dashboard.curve([metrics.get("charts/episodic_return_100", 0.0)])
@@ -48,6 +48,14 @@ def test_the_screen_shows_what_a_run_is_about():
         "The environments are the bottleneck", "a worker died", "▁█",
     ):  # fmt: skip
         assert words in screen, words
+
+
+def test_a_dumb_terminal_gets_lines():
+    """As that of Emacs: rich would draw nothing before the end."""
+    console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
+    with closing(Dashboard(override(Config(), **{"learning.device": "cpu"}), console)) as dashboard:
+        dashboard.update(METRICS)
+        assert "step 2.50M/10.00M | 1,000 steps/s" in console.file.getvalue()
 
 
 def test_several_tasks_are_shown_each():

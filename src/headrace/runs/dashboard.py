@@ -89,7 +89,7 @@ class Dashboard:
         self.metrics: dict[str, float] = {"sampling/faults": 0.0}
         self._returns: deque[float] = deque(maxlen=4096)
         self._live: Live | None = None
-        if config.run.dashboard and self.console.is_terminal:
+        if config.run.dashboard and self.console.is_terminal and not self.console.is_dumb_terminal:
             self._live = Live(console=self.console, auto_refresh=False, get_renderable=self._screen)
             self._live.start()
 
