@@ -99,6 +99,12 @@ def test_compare_sees_every_field():
     assert compare(Config(), changed, None) == ["envs.kwargs: {} -> None", "envs.kwargs.a: None -> 1", "seed: 0 -> 3"]
 
 
+def test_a_git_that_may_not_be_executed_is_none(tmp_path, monkeypatch):
+    (tmp_path / "git").write_text("")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert folder_module.system_facts()["git"] is None
+
+
 def test_system_facts_hold_no_environment_variables(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_API_TOKEN", "s3cr3t-value")
     RunFolder.open(settings(tmp_path))[0].close()

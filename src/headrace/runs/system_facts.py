@@ -55,7 +55,7 @@ def _git() -> dict[str, Any] | None:
     def git(*args: str) -> str | None:
         try:
             done = subprocess.run(["git", *args], capture_output=True, text=True, timeout=10, check=False)
-        except (FileNotFoundError, subprocess.TimeoutExpired):
+        except (OSError, subprocess.TimeoutExpired):  # no git, or none that may be executed
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
