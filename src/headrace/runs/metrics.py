@@ -117,7 +117,7 @@ KEYS: dict[str, str] = {
     "population/replacements": "Population-based training: how often the policy has become a copy of another.",
     "population/mutations": "Population-based training: how often a mutation has changed hyperparameters of the policy.",
     **{f"population/{name}": f"Population-based training: the policy's `{name}`." for name in KINDS},
-    "sampling/faults": "Processes replaced so far because they died, hung or raised an error.",
+    "sampling/faults": "Processes replaced since the run was started or resumed because they died, hung or raised an error.",
     "matches/elo": "Multi-agent environments: Elo rating of the policy.",
     "matches/games": "Multi-agent environments: games so far of the policy against somebody else, past versions of it included.",
     "matches/win_rate": "Multi-agent environments: share of these games that it won; a draw is half a win.",
