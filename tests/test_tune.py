@@ -161,6 +161,25 @@ def test_an_environment_that_fails_ends_with_its_error(tmp_path, capsys):
     assert "the world is broken" in capsys.readouterr().err
 
 
+def test_a_folder_that_cannot_be_made_is_noticed_before_the_search(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tune.Search, "run", lambda *_: pytest.fail("it has searched"))
+    assert cli.main(["tune", ENV]) == 2
+    assert "cannot be written: Not a directory" in capsys.readouterr().err
+
+
+def test_a_user_without_a_home_directory_has_found_nothing(monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setattr(tune.Path, "home", no_home)
+    assert tune.load(config := make_config(ENV)) == {}
+    with pytest.raises(ConfigError, match="no home directory"):
+        tune.path(config)
+
+
 def test_a_candidate_whose_error_says_nothing_is_one_that_failed(monkeypatch):
     def measure(config, spec, seconds):
         raise MemoryError

@@ -14,7 +14,8 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from operator import attrgetter
@@ -63,7 +64,10 @@ def path(config: Config) -> Path:
 
 
 def _folder() -> Path:
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "headrace" / "tuned"
+    try:
+        return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "headrace" / "tuned"
+    except RuntimeError as error:
+        raise ConfigError("this user has no home directory: XDG_CONFIG_HOME must name a folder for what is found") from error
 
 
 def _prefix(config: Config) -> str:
@@ -73,8 +77,12 @@ def _prefix(config: Config) -> str:
 def load(config: Config) -> Settings:
     """What was found for this environment, algorithm and machine; empty if nothing was. Raises `ConfigError` for a file that is
     no such result."""
+    try:
+        folder = _folder()
+    except ConfigError:
+        return {}
     # Which device there is takes an import of torch, which a mistyped flag should not wait for.
-    if not any(_folder().glob(f"{_prefix(config)}-*.json")) or not os.path.lexists(file := path(config)):
+    if not any(folder.glob(f"{_prefix(config)}-*.json")) or not os.path.lexists(file := path(config)):
         return {}
     try:
         settings: Settings = dict(read_json(file)["settings"])
@@ -101,14 +109,21 @@ def forget(config: Config) -> Path | None:
     return file
 
 
-def _save(config: Config, settings: Settings, trials: Iterable[Trial]) -> Path:
+@contextmanager
+def _writing(file: Path) -> Iterator[None]:
+    """Turns an `OSError` into a `ConfigError`."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}. XDG_CONFIG_HOME may name another folder") from error
+
+
+def _save(file: Path, settings: Settings, trials: Iterable[Trial]) -> None:
     from headrace.runs.system_facts import system_facts
 
     rows = [{"settings": t.settings, "steps_per_second": t.rates, "error": t.error} for t in trials]
-    file = path(config)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, json.dumps({"settings": settings, "trials": rows, "machine": system_facts()}, indent=2) + "\n")
-    return file
+    with _writing(file):
+        write_whole(file, json.dumps({"settings": settings, "trials": rows, "machine": system_facts()}, indent=2) + "\n")
 
 
 # -- what is tried ---------------------------------------------------------------------------------------------------------
@@ -314,14 +329,14 @@ def tune(
             f"headrace tune tries placements with several processes; `{placement}` has nothing to choose. For one of those "
             "give --placement served, here and to headrace train"
         )
+    with _writing(file := path(config)):  # noticed before the search
+        file.parent.mkdir(parents=True, exist_ok=True)
     spec = describe_env(config.env, config.envs)
     settings, why, trials = Search(_endless(config), spec, 60 * minutes, show).run(fixed, batch_sizes)
     show("\n" + "\n".join(_table(trials)))
-    file = _save(config, settings, trials)
-    show(
-        f"\n{describe(settings)}: {why}\n{file}: headrace train starts from it and says so; your own flags win; "
-        "headrace tune ENV --forget removes it"
-    )
+    show(f"\n{describe(settings)}: {why}")
+    _save(file, settings, trials)
+    show(f"{file}: headrace train starts from it and says so; your own flags win; headrace tune ENV --forget removes it")
     return settings
 
 
