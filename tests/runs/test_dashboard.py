@@ -58,6 +58,18 @@ def test_a_dumb_terminal_gets_lines():
         assert "step 2.50M/10.00M | 1,000 steps/s" in console.file.getvalue()
 
 
+def test_a_long_curve_keeps_its_beginning_and_its_best_point():
+    with closing(Dashboard(override(Config(), **{"run.dashboard": False}), Console(file=io.StringIO()))) as dashboard:
+        dashboard.curve([100.0, *range(50_000)][::-1])
+        dashboard.curve([100_000.0, 7.0])
+        dashboard.update(METRICS)
+        assert dashboard.metrics["best return"] == 100_000.0
+        assert 2048 <= len(dashboard._returns) <= 4096
+        assert dashboard._returns[0] > 49_900
+        dashboard.curve([1.0, 2.0], anew=True)
+        assert dashboard._returns == [1.0, 2.0]
+
+
 def test_several_tasks_are_shown_each():
     returns = {"tasks/atari/pong/episodic_return": -20.5, "tasks/atari/boxing/episodic_return": 3.25}
     screen = re.sub(

@@ -43,6 +43,14 @@ def test_a_line_has_the_time_of_its_measurement(tmp_path):
     assert read_jsonl(tmp_path / "metrics.jsonl") == [{"global_step": 1, "time": 1790000000.123}]
 
 
+def test_the_curve_of_a_resumed_run_goes_on(tmp_path):
+    for rewound, means in ((0, []), (20, [10.0, 20.0])):
+        with closing(MetricsWriter(tmp_path, Config())) as writer:
+            writer.rewind(rewound)
+            assert writer.curve() == means
+            writer.write_curve([(step, float(step), 0.0, 0.0) for step in (10, 20, 30)])
+
+
 def test_weights_and_biases_goes_on_with_the_same_run(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")

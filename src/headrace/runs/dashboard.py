@@ -7,7 +7,6 @@ import math
 import re
 import sys
 import time
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -27,6 +26,7 @@ from headrace.shm.phases import PARTS, PHASES
 MOST_NODES = 8  # sampling nodes that have a line
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE = 60
+_MOST_POINTS = 4096  # of the curve that are kept
 _COLOURS = ("green", "cyan", "magenta", "blue", "yellow")
 
 LAST_OUTPUT_TIMEOUT = 2.0  # seconds that the end of a run waits for a terminal that was stopped
@@ -87,7 +87,7 @@ class Dashboard:
         self.config = config
         self.console = console or _Screen(file=never_waiting(sys.stdout))
         self.metrics: dict[str, float] = {"sampling/faults": 0.0}
-        self._returns: deque[float] = deque(maxlen=4096)
+        self.curve((), anew=True)
         self._live: Live | None = None
         if config.run.dashboard and self.console.is_terminal and not self.console.is_dumb_terminal:
             self._live = Live(console=self.console, auto_refresh=False, get_renderable=self._screen)
@@ -106,11 +106,21 @@ class Dashboard:
         tolerantly(lambda: self.console.print(self._screen()), self.console.file)
 
     def _take(self, metrics: dict[str, float]) -> None:
-        self.metrics = {"sampling/faults": 0.0, **metrics, _BEST: max(self._returns, default=math.nan)}
+        self.metrics = {"sampling/faults": 0.0, **metrics, _BEST: self._best}
 
-    def curve(self, returns: Iterable[float]) -> None:
-        """Further points of the curve of mean returns, which the next `update` shows."""
-        self._returns.extend(returns)
+    def curve(self, returns: Iterable[float], anew: bool = False) -> None:
+        """Further points of the curve of mean returns, or with `anew` all so far. The next `update` shows them."""
+        if anew:
+            self._returns: list[float] = []  # every `_each`th of `_count` points
+            self._best, self._count, self._each = math.nan, 0, 1
+        for value in returns:
+            self._best = value if math.isnan(self._best) else max(self._best, value)
+            self._count += 1
+            if self._count % self._each == 0:
+                self._returns.append(value)
+            if len(self._returns) > _MOST_POINTS:
+                del self._returns[::2]
+                self._each *= 2
 
     def message(self, text: str) -> None:
         """Show a message; it stays on the terminal, above the live screen."""

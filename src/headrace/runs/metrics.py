@@ -171,8 +171,8 @@ class MetricsWriter:
         return next(filter(None, problems), None)
 
     def write(self, metrics: dict[str, float]) -> str | None:
-        """Log one interval. `metrics` holds `global_step`, and `time` if that is not now; values that are NaN (no episode has ended
-        yet) are left out. Returns a message for the user as `AppendFile.append` does."""
+        """Log one interval. `metrics` holds `global_step`, and `time` if that is not now; values that are NaN (no episode has
+        ended yet) are left out. Returns a message for the user as `AppendFile.append` does."""
         known = {key: float(value) for key, value in metrics.items() if not math.isnan(value)}
         step = int(known.pop("global_step"))
         when = known.pop("time", time.time())
@@ -186,6 +186,10 @@ class MetricsWriter:
         """Add points to the learning curve: global step, mean, low and high return. Returns a message as `write` does."""
         lines = [json.dumps(dict(zip(("global_step", *CURVE_KEYS), point, strict=True))) + "\n" for point in points]
         return self._curve.append("".join(lines).encode())
+
+    def curve(self) -> list[float]:
+        """The mean returns of the learning curve so far. Raises `OSError` if they cannot be read."""
+        return [line["mean"] for line in self._curve.lines() if is_metrics(line) and "mean" in line]
 
     def close(self) -> None:
         """Flush and close everything. Raises `OSError` if the last lines cannot be written."""

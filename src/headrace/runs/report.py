@@ -73,6 +73,8 @@ class Reporter:
             with explained(self._folder.path):
                 problem = self._writers[policy].rewind(report.content)
                 self._records.rewind(policy, report.content)
+                if policy == 0:
+                    self._dashboard.curve(self._writers[0].curve(), anew=True)
             if problem:
                 self.message(problem)
         elif kind == "message":
