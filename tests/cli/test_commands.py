@@ -113,6 +113,17 @@ def test_watch_writes_a_video_that_plays(run, headrace, tmp_path):
 # -- interruption ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_the_null_device(tmp_path, closed):
+    code = "import os, sys; from headrace import cli; code = cli.main(['envs']); print(file=sys.stderr)"
+    code += "; open('out', 'w').write(f'{code} ' + ' '.join(os.readlink(f'/proc/self/fd/{n}') for n in (1, 2)))"
+    command, environ = f'{sys.executable} -c "$CODE" {closed}', {**os.environ, "CODE": code}
+    subprocess.run(command, shell=True, check=True, env=environ, cwd=tmp_path, timeout=100)
+    code, *files = (tmp_path / "out").read_text().split()
+    assert code == "0"
+    assert "/dev/null" in files
+
+
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_checkpoint_and_no_process(tmp_path):
     command = [sys.executable, "-m", "headrace.cli", "train", *SMALL[:2], "--run.folder", str(tmp_path), "--no-video",

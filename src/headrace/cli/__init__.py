@@ -25,6 +25,7 @@ from headrace.config import Config, hardware
 from headrace.processes import ranks
 from headrace.processes.output import show, show_without_source, tolerantly
 from headrace.runs.error_texts import explain
+from headrace.runs.files import occupy_standard_streams
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train.run, "tune": tune.run, "compare": compare.run, "search": search.run, "report": report.run,
@@ -58,6 +59,7 @@ THREADS_END = 3.0  # seconds that threads may go on for when the command is done
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. Does not return in a rank of several. Without `arguments` it ends the process
     if threads that an environment has left would keep it alive."""
+    occupy_standard_streams()
     if hardware.rank().size > 1:
         ranks.end_rank(lambda: _run(arguments))
     code = _run(arguments)

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -106,12 +107,13 @@ def close_own(fd: int, file: os.stat_result) -> None:
 
 def occupy_standard_streams() -> None:
     """Open the null device where standard input, output or error were closed. Otherwise the next file that is opened would get
-    that number, and printed text would be written to it."""
+    that number, and printed text would be written to it. Where Python began without one to print to, it gets one."""
     for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+    sys.stdout, sys.stderr = (stream or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w") for stream in (sys.stdout, sys.stderr))
 
 
 class AppendFile:
