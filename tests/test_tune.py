@@ -175,7 +175,8 @@ def test_a_user_without_a_home_directory_has_found_nothing(monkeypatch):
 
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setattr(tune.Path, "home", no_home)
-    assert tune.load(config := make_config(ENV)) == {}
+    config = make_config(ENV)
+    assert tune.load(config) == {}
     with pytest.raises(ConfigError, match="no home directory"):
         tune.path(config)
 

@@ -28,8 +28,8 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def heard() -> list[signal.Signals]:
-    """The `SIGNALS` that this process does not ignore: `nohup` has it ignore SIGHUP, and a script that starts it in the background
-    SIGINT."""
+    """The `SIGNALS` that this process does not ignore: `nohup` has it ignore SIGHUP, and a script that starts it in the
+    background SIGINT."""
     return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
@@ -72,8 +72,8 @@ class Interrupt:
 def interrupts(on_request: Callable[[], None]) -> Iterator[Interrupt]:
     """The first signal only sets `requested` and calls `on_request`, so that the run ends between two updates with a checkpoint.
     A second one raises `Interrupted`, unless it is SIGHUP or comes at once: when a terminal is closed, the kernel and the
-    shell both send one. A signal that this process ignores stays ignored. Only Python's main thread may ask for signals; in another
-    thread nothing changes."""
+    shell both send one. A signal that this process ignores stays ignored. Only Python's main thread may ask for signals; in
+    another thread nothing changes."""
     interrupt = Interrupt(on_request)
     first = 0.0
 
