@@ -53,9 +53,9 @@ class SamplingConfig:
     many updates were made. All of these weights are kept in memory and in checkpoints. This is for experiments on what old
     experience costs."""
     step_timeout: Timeout = 120.0
-    """Longest time (seconds) that a step or a reset of all environments of a group may take together. A worker steps them one after
-    the other; a group has `envs_per_worker` / `num_groups` of them. A rollout worker that takes longer counts as hung: its Python
-    stack is shown, and it is replaced."""
+    """Longest time (seconds) that a step or a reset of all environments of a group may take together. A worker steps them one
+    after the other; a group has `envs_per_worker` / `num_groups` of them. A rollout worker that takes longer counts as hung: its
+    Python stack is shown, and it is replaced."""
     max_restarts: Annotated[int, Range(0, 1_000_000)] = 10
     """Number of failed processes that may be replaced within `restart_window`. The next failure ends the run with its error."""
     restart_window: Timeout = 3600.0
