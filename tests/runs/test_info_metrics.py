@@ -78,7 +78,8 @@ def worlds(monkeypatch: pytest.MonkeyPatch) -> None:
 def settings(folder: Path, placement: str) -> dict[str, Any]:
     return {
         "run.folder": str(folder), "run.dashboard": False, "run.video": False, "learning.device": "cpu",
-        "learning.num_threads": 1, "sampling.placement": placement, "sampling.num_workers": 1, "sampling.num_groups": 1, "sampling.envs_per_worker": 4,
+        "learning.num_threads": 1, "sampling.placement": placement, "sampling.num_workers": 1, "sampling.num_groups": 1,
+        "sampling.envs_per_worker": 4,
         "sampling.rollout": 16, "learning.batch_size": 64, "run.log_interval": 0.0, "learning.total_steps": 640,
         "envs.info_metrics": ("right", "won"),
     }  # fmt: skip
