@@ -17,6 +17,7 @@ import pytest
 
 from headrace import cli
 from headrace.cli.flags import given_settings, parse_config
+from headrace.cli.options import PolicyOptions, parse
 from headrace.config import ConfigError
 from headrace.runs.metrics import KEYS, read_jsonl
 
@@ -370,6 +371,8 @@ def test_every_import_flag_counts(tmp_path):
         file.write_text("")
     config = parse_config(["--env", "gym/CartPole-v1", "--import", str(files[0]), "--seed", "3", "--import", str(files[1])])
     assert (config.imports, config.seed) == (tuple(map(str, files)), 3)
+    asked = parse(PolicyOptions, "eval", ["run", "--import", "first.py", "--seed", "3", "--import=second.py"])
+    assert (asked.run, asked.imports, asked.seed) == (Path("run"), ("first.py", "second.py"), 3)
 
 
 def test_a_file_of_a_scenario_is_remembered_by_its_absolute_path(tmp_path, monkeypatch):

@@ -55,6 +55,19 @@ def test_folder_and_card(run, shared):
     assert str(run) not in "".join(path.read_text(errors="replace") for path in shared.iterdir())
 
 
+def test_one_episode_has_no_deviation(run, tmp_path):
+    sharing.share(run, "me/cartpole", tmp_path / "one", episodes=1, licence="apache-2.0", video=False)
+    (result,) = huggingface_hub.ModelCard.load(tmp_path / "one" / "README.md").data.eval_results
+    assert "+/-" not in result.metric_value
+
+
+def test_what_a_shared_policy_and_a_file_do_not_have_is_refused(shared):
+    file = shared / "policy.onnx"
+    for path, flags in ((shared, {"which": "best"}), (file, {"which": "best"}), (file, {"policy": 7})):
+        with pytest.raises(headrace.ConfigError, match="holds one policy of one checkpoint: --policy and --checkpoint choose"):
+            headrace.load_policy(path, **flags)
+
+
 def test_a_shared_folder_is_a_run_folder_for_those_who_play(run, shared, tmp_path, capsys):
     assert headrace.evaluate(shared, 4, seed=2).returns == headrace.evaluate(run, 4, seed=2).returns
     assert headrace.load_policy(shared).step == headrace.load_policy(run).step

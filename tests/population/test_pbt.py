@@ -66,6 +66,8 @@ def test_self_play_copies_the_best_below_half_of_its_win_rate() -> None:
     objectives = [0.39, 0.8, 0.41, 0.2]
     donors = [decide(pbt, p, objectives, np.random.default_rng(0)).donor for p in range(4)]  # type: ignore[union-attr]
     assert donors == [1, None, None, 1]
+    donors = [decide(pbt, p, [-100.0, -149.0, -151.0], np.random.default_rng(0)).donor for p in range(3)]  # type: ignore[union-attr]
+    assert donors == [None, None, 0], "as far below it as 0.5 is below 1"
     decision = decide(pbt, 1, [-4.0, -1.0, -2.0], np.random.default_rng(0))
     assert decision is not None
     assert (decision.rank, decision.donor) == (0, None), "the best would become a copy of itself"
@@ -137,6 +139,8 @@ def test_every_setting_that_can_be_mutated_exists_and_takes_values() -> None:
     assert made.learning.adam_betas == (0.5, config.learning.adam_betas[1])
     assert made.learning.gamma == config.learning.gamma
     assert kept == {**wanted, "learning.gamma": config.learning.gamma}
+    made, _ = with_values(made, {"learning.gamma": 0.9})
+    assert with_values(made, {"learning.gamma": 1.08})[1] == {"learning.gamma": 0.9}, "the value before, not the first"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 from headrace import config as configs
 from headrace import tune
 from headrace.cli import help
-from headrace.cli.options import parse
+from headrace.cli.options import joined_imports, parse
 from headrace.config import Config, ConfigError
 from headrace.config.file_reading import Unreadable, read_json
 from headrace.config.suggestions import suggestions
@@ -108,7 +108,7 @@ def given_settings(arguments: Sequence[str]) -> dict[str, Any]:
 
     Raises `ConfigError` for values out of range, and `SystemExit` for flags that cannot be parsed.
     """
-    arguments = _joined_imports(_with_values(_as_switches([full_name(argument) for argument in arguments])))
+    arguments = joined_imports(_with_values(_as_switches([full_name(argument) for argument in arguments])))
     for argument in arguments:
         if (flag := _flag(argument)) not in ("", "--import") and _setting(argument) not in _SETTINGS:
             raise ConfigError(f"there is no flag {flag}; {_perhaps(flag)}")
@@ -176,21 +176,6 @@ def _with_values(arguments: list[str]) -> list[str]:
             argument = f"{flag}=True"
         found.append(argument)
     return found
-
-
-def _joined_imports(arguments: list[str]) -> list[str]:
-    """The flags with all files of --import behind one flag, where it is there twice."""
-    others: list[str] = []
-    files: list[str] = []
-    reading = False
-    for argument in arguments:
-        if argument.startswith("-"):
-            reading = argument.partition("=")[0] == "--import"
-        if not reading:
-            others.append(argument)
-        elif argument != "--import":
-            files.append(argument.removeprefix("--import="))
-    return [*others, "--import", *files] if "--import" in map(_flag, arguments) else others
 
 
 def _without_help(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...] | None]:

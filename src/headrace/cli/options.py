@@ -74,13 +74,28 @@ class ExperimentOptions:
     that this machine belongs to."""
 
 
+def joined_imports(arguments: Sequence[str]) -> list[str]:
+    """The flags with all files of --import behind one flag, where it is there twice."""
+    others: list[str] = []
+    files: list[str] = []
+    reading = False
+    for argument in arguments:
+        if argument.startswith("-"):
+            reading = argument.partition("=")[0] == "--import"
+        if not reading:
+            others.append(argument)
+        elif argument != "--import":
+            files.append(argument.removeprefix("--import="))
+    return [*others, "--import", *files] if any(word.partition("=")[0] == "--import" for word in arguments) else others
+
+
 def parse(kind: type, command: str, arguments: Sequence[str], **more: Any) -> Any:
     """Parse a command's options with `tyro.cli`. A closed pipe ends its help quietly (`headrace eval --help | head`).
 
     Raises `ConfigError` for a value out of its range, and `SystemExit` for what cannot be parsed and for --help.
     """
     try:
-        parsed = tyro.cli(kind, prog=f"headrace {command}", args=arguments, **more)
+        parsed = tyro.cli(kind, prog=f"headrace {command}", args=joined_imports(arguments), **more)
     except BrokenPipeError:
         discard(sys.stdout)
         raise SystemExit(0) from None

@@ -7,7 +7,7 @@ import dataclasses
 
 import tyro
 
-from headrace.cli.options import Imports, NumEnvs, parse
+from headrace.cli.options import Imports, NumEnvs, joined_imports, parse
 from headrace.config import EnvConfig
 from headrace.envs.core import registry
 from headrace.envs.core.imports import import_files
@@ -46,6 +46,7 @@ class ServeEnvs:
 
 
 def run(arguments: list[str]) -> int:
+    arguments = joined_imports(arguments)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--env", default="")
     first.add_argument("--import", dest="imports", nargs="*", default=[])

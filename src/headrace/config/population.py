@@ -116,7 +116,8 @@ class PbtConfig:
     0.1 (`sample-factory`)."""
     below_best: Fraction | None = None
     """Self-play: every policy whose objective is below this fraction of the best policy's (0.5 in the paper) is replaced by the
-    best policy, instead of the worst `replace_fraction` by the best. None: off."""
+    best policy, instead of the worst `replace_fraction` by the best. Where the best objective is below 0, a policy is replaced
+    that is as far below it. None: off."""
     objective: Literal["return", "true_objective", "win_rate", "elo"] = "return"
     """What policies are compared by. `return`: mean return of the last 100 episodes. `true_objective`: mean over the same
     episodes of `info["true_objective"]` in their last step, such as kills, or 1 for a match won. In matches only, `win_rate`:

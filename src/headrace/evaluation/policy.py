@@ -57,6 +57,7 @@ def load_policy(
     `ImportsNotGiven` if it needs files that are not given, `CheckpointError` if every checkpoint is damaged.
     """
     if os.fspath(run).endswith(".onnx"):
+        _check_only(run, policy=policy, which=which)
         return load_onnx(run, env=env, seed=seed, imports=imports)
     run = local_folder(run)
     path = Path(run) / "config.json"
@@ -81,6 +82,7 @@ def load_policy(
     # The run folder may have been moved since it was trained.
     folder = configs.override(config, **{"run.folder": str(run)}).policy_folder(policy)
     if (folder / SHARED).is_file():
+        _check_only(run, which=which)
         step = _load_shared(model, folder / SHARED)
     else:
         found = _checkpoint(folder, which, lambda found: load_weights(model, found))
@@ -93,6 +95,14 @@ def load_policy(
         others: dict[str, Any] = {"device": device, "seed": seed, "imports": imports, "team": False, "env": env}
         loaded.team = [loaded if p == policy else load_policy(run, policy=p, **others) for p in range(config.population.size)]
     return loaded
+
+
+def _check_only(run: os.PathLike[str] | str, policy: int = 0, which: Which = "newest") -> None:
+    """Raise `ConfigError` where another policy or checkpoint is asked for of what holds only one."""
+    if policy or which != "newest":
+        raise ConfigError(
+            f"{run} holds one policy of one checkpoint: --policy and --checkpoint choose among those of a run folder"
+        )
 
 
 def _load_shared(model: torch.nn.Module, path: Path) -> int:

@@ -117,7 +117,7 @@ def _card(library: Any, run: os.PathLike[str] | str, repo: str, done: Exported, 
     contract, name = done.contract, repo.rpartition("/")[2]
     env, result = contract["environment"]["id"], contract["evaluation"]
     algorithm, step = contract["training"]["algorithm"], contract["training"]["step"]
-    score = None if result is None else f"{result['mean']:.2f} +/- {result['std'] or 0.0:.2f}"
+    score = None if result is None else f"{result['mean']:.2f}" + ("" if result["std"] is None else f" +/- {result['std']:.2f}")
     results = [] if score is None else [
         library.EvalResult(
             task_type="reinforcement-learning", task_name="reinforcement-learning", dataset_type=env, dataset_name=env,

@@ -60,7 +60,8 @@ def decide(pbt: PbtConfig, policy: int, objectives: Sequence[float], rng: np.ran
     best = order[:replaced]
     donor = None
     if pbt.below_best is not None:
-        if rank > 0 and objectives[policy] < pbt.below_best * objectives[order[0]]:  # the best is not below itself, even below 0
+        highest = objectives[order[0]]
+        if highest - objectives[policy] > (1 - pbt.below_best) * abs(highest):  # below 0 an objective's fraction is above it
             donor = order[0]
     elif rank >= N - replaced and rank >= replaced:
         candidate = best[int(rng.integers(replaced))]
@@ -197,8 +198,8 @@ def get(config: Config, name: str) -> Value | None:
 
 
 def with_values(config: Config, values: Mapping[str, Value]) -> tuple[Config, dict[str, Value]]:
-    """The configuration with these hyperparameters, and the values that it has then: a value out of its setting's range is not
-    taken over. Weights of rewards are no settings, so they are only passed on."""
+    """The configuration with these hyperparameters, and the values that it has then: of a value out of its
+    setting's range the one before stays. Weights of rewards are no settings, so they are only passed on."""
     kept: dict[str, Value] = {}
     for name, value in values.items():
         if name.startswith(REWARD):

@@ -218,8 +218,8 @@ class PbtPolicy:
 
     def _apply(self) -> dict[str, pbt.Value]:
         """Learn with the hyperparameters from now on; returns them."""
-        config, self._values = pbt.with_values(self._base, self._values)
-        self._learner.reconfigure(config)
+        self._base, self._values = pbt.with_values(self._base, self._values)
+        self._learner.reconfigure(self._base)
         if self._weights:
             new = [float(self._values.get(REWARD + name, weight)) for name, weight in self._weights.items()]
             self._shared.set_reward_weights(self._policy, new)
