@@ -53,7 +53,8 @@ class Scripted:
         self.actions.append(dict(actions))
         self.t += 1
         tick = self._now()
-        return _obs(tick), tick.get("rewards", {}), tick.get("terminated", {}), tick.get("truncated", {}), tick.get("infos", {})
+        rewards = tick["only_rewards"] if "only_rewards" in tick else dict.fromkeys(actions, 0) | tick.get("rewards", {})
+        return _obs(tick), rewards, tick.get("terminated", {}), tick.get("truncated", {}), tick.get("infos", {})
 
     def close(self) -> None:
         pass
@@ -237,11 +238,13 @@ def test_a_match_without_an_outcome_was_lost_and_its_episodes_are_not_reported()
         ({"agents": BOTH, "obs": {"a": float("inf"), "b": 1}}, r"observation 'obs' of a is inf at index \[0\]"),
         ({"agents": BOTH, "obs": {"a": 1, "b": -1e30}}, r"observation 'obs' of b is -1e.30 at index .0., too large to learn"),
         ({"agents": BOTH, "obs": {"a": 1, "b": 1}, "rewards": {"a": -1e30}}, r"the reward of a is -1e.30, too large to learn"),
+        ({"agents": BOTH, "obs": {"a": 1, "b": 1}, "only_rewards": {"a": 1}}, "there is no reward for b, which acted"),
+        ({"agents": BOTH, "obs": {"a": 1, "b": 1}, "rewards": {"b": None}}, "there is no reward for b, which acted"),
     ],
 )
 def test_faults_name_the_agent_and_the_match(tick: Step, message: str) -> None:
     lanes, _ = group_of([{"agents": BOTH, "obs": {"a": 1, "b": 1}}, tick])
-    with pytest.raises(EnvironmentFault, match=f"test, environment 0 .seed 100., match 1, step .: .*{message}"):
+    with pytest.raises(EnvironmentFault, match=f"test, environment 0 .seed 100., match 1, step 1: .*{message}"):
         lanes.step(0, 0)
 
 
@@ -393,6 +396,12 @@ class TestPettingZoo:
         assert lanes.t == [0, -1]
         assert [lanes.step(lanes.t[0], 3 + lanes.t[1]) for _ in range(5)] == [[1], [0], [1], [0], [0, 1]]
         assert (lanes.steps(0)[-1], lanes.steps(1)[-1]) == ((1, True, False), (-1, True, False))
+
+    @pytest.mark.parametrize("agents", [1, 3])
+    def test_another_number_of_agents_than_registered_is_refused(self, agents: int) -> None:
+        registry.register_parallel("own/two", agents=agents)(lambda options, render_mode=None: Scripted([]))
+        with pytest.raises(ConfigError, match=rf"own/two was registered with agents={agents}; .* possible_agents \['a', 'b'\]"):
+            make_group("own/two", EnvConfig(), 1)
 
     def test_a_game_at_once_that_says_whose_turn_it_is_stays_what_it_is(self) -> None:
         class Together(Scripted):

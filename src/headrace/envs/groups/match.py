@@ -91,11 +91,12 @@ class Match:
         acted, self.acting, self.advanced = self.acting, [], []
         try:
             observations, rewards, terminations, truncations, infos = self.env.step(actions)
-            self.steps += 1
             for a in acted:
                 self.lengths[a] += 1
+                if rewards.get(self.names[a]) is None:  # None: neither an entry nor a number
+                    raise self.fault(f"there is no reward for {self.names[a]}, which acted in this step")
             here = self.env.agents
-            cut = self._rules.max_steps is not None and self.steps >= self._rules.max_steps
+            cut = self._rules.max_steps is not None and self.steps + 1 >= self._rules.max_steps
             over = all(terminations.get(name) or truncations.get(name) for name in here) or cut
             for a, name in enumerate(self.names):
                 self._count(a, rewards.get(name), infos.get(name, ()))
@@ -114,6 +115,7 @@ class Match:
                 self.outcomes = np.array([self.given.get(a, value) for a, value in enumerate(self.outcomes)])
             else:
                 self._begin_episodes(observations, infos, rows)
+            self.steps += 1
         except EnvironmentFault:
             raise
         except faults() as error:
