@@ -176,7 +176,11 @@ def register_parallel(
 
     def make(factory: Any, name: str, options: EnvConfig, *, render_mode: str | None = None) -> ParallelEnv:
         check_applied(env_id, options, {*APPLIED_TO_MATCHES, *applies})
-        return construct(factory, options, render_mode)
+        env = construct(factory, options, render_mode)
+        if len(env.possible_agents) != agents:
+            names = f"the environment has possible_agents {list(env.possible_agents)}"
+            raise ConfigError(f"{env_id} was registered with agents={agents}; {names}")
+        return env
 
     own = {"envs.num_agents": agents, **(defaults or {})}
     return _register(env_id, own, lambda factory: {"make": None, "make_parallel": partial(make, factory)})
