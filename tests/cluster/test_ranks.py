@@ -299,7 +299,7 @@ def test_ranks_that_are_killed_too_often_end_the_run_and_the_user_is_told(
     assert len(started.read_text().split()) == 4
     told = capsys.readouterr().out
     assert "rank 1 was ended by SIGKILL; all ranks start again from the newest checkpoint (restart 1)" in told
-    assert "SIGKILL, the failure number 2 within 3,600 s; sampling.max_restarts is 1" in told
+    assert "SIGKILL, failure 2 within 3,600 s (sampling.max_restarts: 1)" in told
 
 
 def test_a_launcher_that_is_killed_leaves_no_file(scripted: Callable[[str], Path], tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_rare_failures_are_forgotten_and_frequent_ones_end_the_run(tmp_path):
         for role in ("rollout-0", "rollout-1", "policy-0"):
             run.signal(role, signal.SIGKILL)
         assert run.end() == 1
-        assert "the failure number 3 within 3 s; sampling.max_restarts is 2" in run.output
+        assert "failure 3 within 3 s (sampling.max_restarts: 2)" in run.output
         run.assert_nothing_left()
 
 

@@ -76,10 +76,10 @@ def test_a_lasting_fault_ends_the_run_with_its_error(tmp_path, fault, message):
         tail = run.output[-4000:]
         assert message in tail
         assert run.checkpoints(), "what was learned until then"
-        assert "sampling.max_restarts is 2" in tail
+        assert "(sampling.max_restarts: 2)" in tail
         if fault not in ("segfault", "hang"):
             assert "game 1, step 3" in tail, "where it happened"
-            assert "src/headrace" not in tail.rpartition("sampling.max_restarts is 2")[2], "only the user's frames"
+            assert "src/headrace" not in tail.rpartition("(sampling.max_restarts: 2)")[2], "only the user's frames"
         run.assert_nothing_left()
 
 

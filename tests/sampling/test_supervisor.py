@@ -161,10 +161,12 @@ def test_a_learner_that_is_done_is_not_replaced() -> None:
 
 
 def test_too_many_failures_end_the_run_with_the_last_error() -> None:
-    said = r"(?s)ended \(RuntimeError: the worker is broken\), the failure number 3 within 3,600 s; .*_restarts is 2:.*in fail"
+    said = r"(?s)ended \(RuntimeError: the worker is broken\), failure 3 within 3,600 s .sampling.max_restarts: 2.:.*in fail"
     settings = {"sampling.max_restarts": 2}
-    with Run({("rollout", 0): "fail_always"}, **settings) as run, pytest.raises(RunFailed, match=said):
-        run.until(lambda: False)
+    with Run({("rollout", 0): "fail_always"}, **settings) as run:
+        with pytest.raises(RunFailed, match=said):
+            run.until(lambda: False)
+        assert not any("in fail" in message.content for message in run.supervisor.stop()), "the error is shown once"
 
 
 def test_environments_that_fail_again_before_anything_was_learned_end_the_run() -> None:
@@ -187,7 +189,7 @@ def test_failures_that_are_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(supervisor_module, "monotonic", lambda: now[0])
         for now[0] in (0, 1, 11, 12, 22, 23):
             run.supervisor._count_failure("it ended", "")
-        with pytest.raises(RunFailed, match="number 3 within 10 s"):
+        with pytest.raises(RunFailed, match="failure 3 within 10 s"):
             run.supervisor._count_failure("it ended", "")
 
 

@@ -22,4 +22,4 @@ class Failures:
         number = len(self._times)
         if number <= s.max_restarts:
             return None
-        return f"the failure number {number} within {s.restart_window:,.0f} s; sampling.max_restarts is {s.max_restarts}"
+        return f"failure {number} within {s.restart_window:,.0f} s (sampling.max_restarts: {s.max_restarts})"

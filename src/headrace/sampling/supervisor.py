@@ -236,7 +236,11 @@ class Supervisor:
         if child.refused or (child.role == "learner" and child.error) or self._fails_again(child):
             self._remove(child)
             raise RunFailed(child.failure)
-        self._count_failure(f"{child.name} ended ({child.end_reason()})", child.details)
+        try:
+            self._count_failure(f"{child.name} ended ({child.end_reason()})", child.details)
+        except RunFailed:
+            self._remove(child)  # `stop` would show its error again
+            raise
 
     def _fails_again(self, child: Worker) -> bool:
         """Whether a rollout worker's environments have failed as those of the process before it have, and nothing was learned
