@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from run_folders import write_run
@@ -18,6 +19,7 @@ from headrace.experiments import progress, records
 from headrace.experiments.places import Cores
 from headrace.experiments.plan import Budget, Plan, PlannedRun, parse_vary
 from headrace.experiments.runner import Runner
+from headrace.runs.plots import RETURNS
 
 CARTPOLE = "gym/CartPole-v1"
 
@@ -176,6 +178,15 @@ def test_a_run_that_goes_on_has_used_a_part_of_its_budget(tmp_path):
     assert started[0][started[0].index("--run.max-minutes") + 1] == "2.0000"
     assert progress.share_done("4m", one) == 0.75
     assert progress._left(planned, runner.runs, 1) == "about 1 minutes left"
+
+
+def test_returns_are_shown_with_three_digits_whatever_their_size(capsys):
+    def ended(name, value):
+        return SimpleNamespace(run=SimpleNamespace(name=name), state="done", metrics={RETURNS: value})
+
+    with progress.table(SimpleNamespace(), 1) as shown:
+        shown([ended("small", 0.9134), ended("large", 1234.5)])
+    assert capsys.readouterr().out.split("\n")[:2] == ["done     small, return 0.913", "done     large, return 1,234"]
 
 
 def test_a_finished_run_is_kept(tmp_path):

@@ -14,6 +14,7 @@ from rich.table import Table
 from headrace.experiments.plan import Budget, Plan
 from headrace.experiments.runner import Progress
 from headrace.processes.output import show
+from headrace.runs.dashboard import number
 from headrace.runs.plots import RETURNS
 
 
@@ -33,7 +34,7 @@ def _lines() -> Callable[[list[Progress]], None]:
     def shown(runs: list[Progress]) -> None:
         for one in runs:
             if known.get(one.run.name, "waiting") != one.state:
-                score = f", return {one.metrics[RETURNS]:.1f}" if RETURNS in one.metrics and one.state == "done" else ""
+                score = f", return {number(one.metrics[RETURNS])}" if RETURNS in one.metrics and one.state == "done" else ""
                 show(f"{one.state:8} {one.run.name}{score}")
             known[one.run.name] = one.state
 
@@ -54,7 +55,7 @@ def _table(plan: Plan, runs: list[Progress], parallel: int) -> Table:
         rates = [one.metrics.get("charts/SPS_interval", 0.0) for one in group if one.state == "running"]
         scores = [one.metrics[RETURNS] for one in group if RETURNS in one.metrics]
         ended = sum(one.state == "done" for one in group)
-        returns = f"{mean(scores):.1f}" if scores else "", ", ".join(f"{score:.0f}" for score in scores[:5])
+        returns = number(mean(scores)) if scores else "", ", ".join(map(number, scores[:5]))
         shown.add_row(label, f"{ended} of {len(group)}", now or rest, f"{sum(rates):,.0f}" if rates else "", *returns)
     return shown
 
