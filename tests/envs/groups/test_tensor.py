@@ -161,7 +161,8 @@ def test_numbers_that_nothing_can_learn_from_are_stopped_and_errors_name_the_env
     for reward, message in (
         (lambda a: torch.where(a == 11, torch.nan, 1.0), where + "the reward of environment 2 is nan$"),
         (lambda a: torch.where(a == 11, -1e30, 1.0), where + r"the reward of environment 2 is -1e\+30, too large to learn from"),
-        (lambda a: a.no_such_method(), r"step failed: AttributeError"),
+        (lambda a: a.no_such_method(), where + "step failed: AttributeError"),
+        (lambda a: torch.ones(N, 1), where + r"step failed: ValueError: reward has shape \(5, 1\); one number .* is \(5,\)"),
     ):
         envs = Counter(N)
         envs.reward_of = reward
@@ -195,6 +196,15 @@ def test_numbers_that_nothing_can_learn_from_are_stopped_and_errors_name_the_env
         reset_group(bad, 7, after)
         with pytest.raises(EnvironmentFault, match=re.escape(f"step 1 of each: observation 'at' of environment 3 {text}")):
             step_group(bad, np.zeros((N, 1), np.int32), now, after)
+
+    class Gymnasiums(Counter):
+        def step(self, actions: torch.Tensor) -> Any:
+            return *super().step(actions)[:4], {}
+
+    plain = group_of(Gymnasiums(N))
+    reset_group(plain, 7, after)
+    with pytest.raises(EnvironmentFault, match=where + "step failed: TypeError: step returned a tuple; return a .*TensorStep"):
+        step_group(plain, np.zeros((N, 1), np.int32), now, after)
 
     class WrongShape(Counter):
         def observe(self) -> dict[str, torch.Tensor]:

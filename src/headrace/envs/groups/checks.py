@@ -119,6 +119,13 @@ def parts_of(result: Any, names: str) -> Any:
     raise TypeError(f"it returned {what} {OLD_GYM}; Gymnasium's returns ({names})")
 
 
+def check_shapes(num_envs: int, **results: Any) -> None:
+    """Raise `ValueError`, naming the result of a step of several environments, unless there is one number for each."""
+    for name, values in results.items():
+        if (shape := tuple(np.shape(values))) != (num_envs,):
+            raise ValueError(f"{name} has shape {shape}; one number for each environment is {(num_envs,)}")
+
+
 def first_observation(result: Any, infos: Any) -> Any:
     """The observation that `reset` returned. Raises `TypeError` if its info is not of the type `infos`."""
     observation, info = parts_of(result, RESET)

@@ -27,7 +27,7 @@ from headrace.envs.core.contract import MASK_KEY, Categorical, EnvGroup, LaneRow
 from headrace.envs.core.errors import EnvironmentFault, UnsupportedSpace, cause, faults
 from headrace.envs.core.spaces import Leaf, leaves, spec_of
 from headrace.envs.groups.base import close_all
-from headrace.envs.groups.checks import LARGEST, too_large
+from headrace.envs.groups.checks import LARGEST, check_shapes, too_large
 from headrace.envs.groups.episode_statistics import EpisodeStatistics
 from headrace.envs.groups.rewards import reward_transform
 
@@ -128,8 +128,13 @@ class TensorGroup(EnvGroup):
     @torch.no_grad()
     def _step(self, row: LaneRow) -> None:
         now, after = row.step, row.after
-        obs, *results, final_obs = self.envs.step(self._decode(row.actions))
+        self._steps += 1
+        stepped = self.envs.step(self._decode(row.actions))
+        if not isinstance(stepped, TensorStep):
+            raise TypeError(f"step returned a {type(stepped).__name__}; return a headrace.TensorStep")
+        obs, *results, final_obs = stepped
         reward, terminated, truncated = (_tensor(x) for x in results)
+        check_shapes(self.num_envs, reward=reward, terminated=terminated, truncated=truncated)
         ended = (terminated | truncated).bool()  # other libraries may export their flags as bytes
         self._put(after.obs, obs)
         self._put(now.final_obs, final_obs)
@@ -139,7 +144,6 @@ class TensorGroup(EnvGroup):
         after.valid.fill_(True)
         now.reward.copy_(self._to_learn(reward))
         self._statistics.step(now, reward, 1, ended)
-        self._steps += 1
         numbers = {f"observation {name!r}": after.obs[name] for name in self._floats}
         # where no episode ended, `final_obs` may hold anything
         last = {f"last observation {name!r}": _only(now.final_obs[name], ended) for name in self._floats}

@@ -13,7 +13,7 @@ from headrace.envs.core.contract import Array, ObsRow, StepRow, on_host
 from headrace.envs.core.errors import EnvironmentFault, cause, faults
 from headrace.envs.core.spaces import PLAIN_KEY, leaves, spec_of
 from headrace.envs.groups.base import OneAgentGroup, close_all
-from headrace.envs.groups.checks import STEP, first_observation, parts_of
+from headrace.envs.groups.checks import STEP, check_shapes, first_observation, parts_of
 from headrace.envs.groups.episode_statistics import LIFE_LOST, numbers_of
 from headrace.envs.groups.rewards import reward_transform
 
@@ -63,7 +63,9 @@ class VectorGroup(OneAgentGroup):
     def _step(self, actions: Array, now: StepRow, after: ObsRow) -> None:
         try:
             stepped = self.envs.step(self._decode(actions), **self._out(after))
-            observations, self._raw[:], now.terminated[:], now.truncated[:], infos = parts_of(stepped, STEP)
+            observations, reward, terminated, truncated, infos = parts_of(stepped, STEP)
+            check_shapes(self.num_envs, reward=reward, terminated=terminated, truncated=truncated)
+            self._raw[:], now.terminated[:], now.truncated[:] = reward, terminated, truncated
             infos = self._by_key(infos)
             next_step = self.mode is AutoresetMode.NEXT_STEP
             if not next_step:
