@@ -251,9 +251,24 @@ def test_what_fails_to_draw_says_why(run, tmp_path, error, kind, words):
     headrace.envs.register("test/drawn")(lambda options, render_mode=None: Drawn())
     policy = load_policy(run)
     policy.config.env = "test/drawn"
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=words) as caught:
         record(policy, tmp_path / "v.mp4")
     assert list(tmp_path.iterdir()) == []
+    assert "evaluation/video.py" not in getattr(caught.value, "frames", ""), "only the user's frames"
+
+
+def test_a_game_without_render_is_told_in_one_line(run, tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+
+    class Undrawn(Countdown):
+        metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    headrace.envs.register("test/undrawn")(lambda options, render_mode=None: Undrawn())
+    policy = load_policy(run)
+    policy.config.env = "test/undrawn"
+    with pytest.raises(EnvironmentFault, match=r"test/undrawn cannot be drawn: NotImplementedError$") as caught:
+        record(policy, tmp_path / "v.mp4")
+    assert caught.value.frames == ""
 
 
 @pytest.mark.parametrize("fails", ["learning_curve", "record"])

@@ -271,7 +271,7 @@ def test_lost_lives_end_episodes_but_not_games() -> None:
         ("broadcastable shape", r"observation 'obs' has shape \(1,\)"),
         ("dtype", "has dtype complex64; its space declares float32"),
         ("nan reward", "the reward is nan"),
-        ("no reward", "the reward is nan or None"),
+        ("no reward", "step failed: TypeError: the reward is None, but must be a number"),
         ("list as info", "step failed: .*the info is a list, but must be a dictionary"),
         ("four results", r"step failed: .*old Gym.*\(observation, reward, terminated, truncated, info\)"),
         ("raises", "step failed: ZeroDivisionError: from inside the environment"),
@@ -368,7 +368,7 @@ def test_results_of_vector_environments_have_one_number_for_each_environment(par
         (lambda o, r, e, c, i: (o, r, e, c, [i]), "the info is a list, but must be a dictionary"),
         (lambda o, r, e, c, i: (o, np.array([1.0, 2.0]), e, c, i), r"the reward is array\(\[1., 2.\]\), but must be a number"),
         (lambda o, r, e, c, i: (o, "1 point", e, c, i), "the reward is '1 point', but must be a number"),
-        (lambda o, r, e, c, i: (o, None, e, c, i), "the reward is nan"),
+        (lambda o, r, e, c, i: (o, None, e, c, i), "the reward is None, but must be a number"),
     ],
     ids=["4 results", "list of infos", "rewards", "text", "None"],
 )

@@ -14,6 +14,7 @@ from headrace.transport.messages import Refused
 
 _BETWEEN = (
     *(str(Path(__file__).parents[1] / folder) + os.sep for folder in ("core", "groups", "families", "remote")),
+    str(Path(__file__).parents[2] / "evaluation") + os.sep,
     str(Path(__file__).parents[1] / "make.py"),
 )
 _WRAPPERS = ("/gymnasium/", "/torch/utils/", "/importlib/__init__.py", "<frozen importlib")
@@ -32,7 +33,7 @@ def cause(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         return f"{error.message}: " + "; ".join(map(cause, error.exceptions))
     try:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}".removesuffix(": ")
     except Exception:
         return f"{type(error).__name__}, which cannot be shown as text"
 

@@ -45,8 +45,7 @@ def too_large(value: float) -> str:
 def check_rewards(raw: np.ndarray, fault: Fault) -> None:
     """Raise `fault` for a raw reward of [E] that is NaN, infinite or too large."""
     if (place := find_unusable(raw)) is not None:
-        none = " or None" if np.isnan(raw[place]) else ""  # NumPy makes NaN of both
-        raise fault(place[0], f"the reward is {raw[place]:g}{none}{too_large(raw[place])}")
+        raise fault(place[0], f"the reward is {raw[place]:g}{too_large(raw[place])}")
 
 
 class ObservationChecks:

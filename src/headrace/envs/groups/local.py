@@ -71,7 +71,7 @@ class LocalGroup(OneAgentGroup):
                     plain = type(end) is bool and type(cut) is bool
                     terminated[i], truncated[i] = (end, cut) if plain else (flag(end), flag(cut))
                     try:
-                        raw[i] = reward
+                        raw[i] = reward if reward is not None else ""  # NumPy would make NaN of None
                     except (TypeError, ValueError):
                         raise TypeError(f"the reward is {reward!r:.60}, but must be a number") from None
                     if not isinstance(info, dict):
