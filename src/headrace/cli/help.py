@@ -133,7 +133,7 @@ def help_text(
     names = [field.name for field in dataclasses.fields(config) if dataclasses.is_dataclass(getattr(config, field.name))]
     if unknown := set(groups) - {*names, EVERY}:
         raise ConfigError(f"--help {' '.join(sorted(unknown))}: the groups of settings are {', '.join(names)}")
-    lines = ["usage: headrace train [--env ENV] [--GROUP.SETTING VALUE ...]", ""]
+    lines = ["usage: headrace train [ENV | --env ENV] [--GROUP.SETTING VALUE ...]", ""]
     if groups:
         lines += [f"The defaults are those for {config.env} with {config.learning.algorithm}.", ""]
         for group in ("", *names) if EVERY in groups else groups:
