@@ -62,9 +62,9 @@ def _from_data(data: dict[str, Any]) -> EnvSpec:
         Categorical(**part) if "n" in part else Continuous(tuple(part["low"]), tuple(part["high"]))
         for part in data.pop("action")["parts"]
     )
-    names = {name: tuple(data.pop(name, ())) for name in ("agents", "tasks", "info_metrics")}
+    data |= {name: tuple(data.get(name, ())) for name in ("agents", "tasks", "info_metrics")}
     of_agents = tuple(_from_data(own) for own in data.pop("of_agents", ()))
-    return EnvSpec(observation, ActionSpec(parts), of_agents=of_agents, **names, **data)
+    return EnvSpec(observation, ActionSpec(parts), of_agents=of_agents, **data)
 
 
 # -- the parent's side ------------------------------------------------------------------------------------------------
