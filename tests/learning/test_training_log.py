@@ -52,6 +52,18 @@ def test_speeds_are_those_of_intervals_with_steps(monkeypatch: pytest.MonkeyPatc
     assert speeds == [(None, None), (300.0, 300.0), (None, None), (None, None), (200.0, 220.0)]
 
 
+def test_numbers_of_infos_have_their_means_and_belong_to_their_episodes() -> None:
+    log = TrainingLog(infos=["won", "distance"])
+    first, second = arrivals(1.0, 2.0), arrivals(3.0)
+    first.infos, second.infos = np.array([[0, 4], [1, 5]], np.float32), np.array([[1, 6]], np.float32)
+    log.add(Arrivals.sum([arrivals(), first, second]))
+    assert log.episodes == [
+        {"return": 1.0, "length": 1, "won": 0.0, "distance": 4.0},
+        {"return": 2.0, "length": 1, "won": 1.0, "distance": 5.0},
+        {"return": 3.0, "length": 1, "won": 1.0, "distance": 6.0},
+    ]
+
+
 def test_an_interval_with_many_updates_has_few_points_of_them_evenly_spaced() -> None:
     log = TrainingLog()
     for step in range(1, 1001):

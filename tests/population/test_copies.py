@@ -22,7 +22,7 @@ def ended(returns: float, version: int, episodes: int = EPISODE_WINDOW) -> Arriv
     """Episodes that weights of this version have ended."""
     each = np.full(episodes, returns)
     versions, agents = np.full(episodes, version), np.zeros(episodes, np.int64)
-    return Arrivals(episodes, each, np.full(episodes, 10), each, agents, agents, versions)
+    return Arrivals(episodes, each, np.full(episodes, 10), each, tasks=agents, agents=agents, versions=versions)
 
 
 def test_a_copy_has_the_returns_of_its_donor_and_not_of_its_predecessor() -> None:

@@ -9,7 +9,7 @@ from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, EnvS
 from headrace.sampling.trajectory_fields import trajectory_fields
 
 OBSERVED = {"x": ArraySpec((3,), np.dtype(np.float32))}
-SPEC = EnvSpec(OBSERVED, ActionSpec((Categorical(2),)), autoreset="same-step", tasks=("a", "b"))
+SPEC = EnvSpec(OBSERVED, ActionSpec((Categorical(2),)), autoreset="same-step", tasks=("a", "b"), info_metrics=("k",))
 
 
 @pytest.mark.parametrize(("shape", "at", "after"), [((6, 2), 3, 4), ((4, 6, 2), (1, 3), (1, 4))])
@@ -18,13 +18,13 @@ def test_rows_are_views_of_the_arrays_of_their_fields(shape: tuple[int, ...], at
     row = LaneRow.view(arrays, at, after)
     for number, array in enumerate((row.actions, *vars(row.step).values()), start=1):
         (array["x"] if isinstance(array, dict) else array)[:] = number
-    row.after.obs["x"][:], row.after.first[:], row.after.valid[:] = 10, True, True
+    row.after.obs["x"][:], row.after.first[:], row.after.valid[:] = 20, True, True
     steps = ("action", "reward", "terminated", "truncated", "episode_return", "episode_length")
-    for number, name in enumerate((*steps, "final_obs/x", "episode_objective", "task"), start=1):
+    for number, name in enumerate((*steps, "final_obs/x", "episode_objective", "episode_info", "task"), start=1):
         expected = np.zeros_like(arrays[name])
         expected[at] = number
         assert np.array_equal(arrays[name], expected), name
-    for name, value in (("obs/x", 10), ("first", True), ("valid", True)):
+    for name, value in (("obs/x", 20), ("first", True), ("valid", True)):
         expected = np.zeros_like(arrays[name])
         expected[after] = value
         assert np.array_equal(arrays[name], expected), name

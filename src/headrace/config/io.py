@@ -20,7 +20,8 @@ FORMAT = 2
 are noticed without it. Format 1 had no number."""
 
 LATER = (
-    "cluster", "policy.previous_action", "policy.previous_reward", "replay.packed_share", "replay.shards", "sampling.policy_lag",
+    "cluster", "envs.info_metrics", "policy.previous_action", "policy.previous_reward", "replay.packed_share", "replay.shards",
+    "sampling.policy_lag",
 )  # fmt: skip
 """Settings and groups of settings that were added without a new format number. A file without them is older, and their defaults
 are what runs did then."""
