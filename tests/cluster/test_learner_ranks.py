@@ -18,7 +18,7 @@ import pytest
 from cluster_runs import ClusterRun, assert_ends_with_the_command, free_ports, machine_of, start_node
 
 from headrace.cluster.rank import free_port, place_of
-from headrace.config import Config
+from headrace.config import Config, override
 from headrace.sampling import supervisor
 from headrace.shm.run_control import RunControl
 
@@ -56,7 +56,8 @@ def test_two_ranks_with_half_the_batch_each_learn_as_one() -> None:
 def test_a_learner_that_waits_for_other_ranks_does_not_count_as_hung(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "START_TIMEOUT", 0.1)
     memory: Any = SimpleNamespace(control=RunControl({"rollout": 1, "policy": 1, "learner": 1}), policies=[])
-    placement: Any = SimpleNamespace(config=Config(), memory=memory, waited=0.0)
+    config = override(Config(), **{"learning.update_timeout": 0.1})
+    placement: Any = SimpleNamespace(config=config, memory=memory, waited=0.0)
     asked: list[bool] = []
     child: Any = SimpleNamespace(role="learner", index=0, name="learner", started=time.perf_counter())
     child.asked = child.killed = child.ended = None
