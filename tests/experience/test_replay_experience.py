@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from history_writer import HistoryWriter
 
 from headrace import config as configs
-from headrace.config import Config, ConfigError
+from headrace.config import Config
 from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
 from headrace.experience.batch import Batch, Filling
 from headrace.experience.replay import state as replay_state
 from headrace.experience.replay.buffer import Replay
 from headrace.experience.replay.experience import ReplayExperience
-from headrace.experience.replay.layout import make_replay, observation_fields, replay_layout
+from headrace.experience.replay.layout import make_replay
 from headrace.sampling.trajectory_fields import trajectory_fields
 from headrace.shm.run_control import RunControl
 from headrace.shm.trajectory_store import TrajectoryStore
@@ -128,16 +127,6 @@ def rig() -> Any:
     yield make
     for made in rigs:
         made.close()
-
-
-@pytest.mark.parametrize(("env", "stack", "stored"), [("my/game", 4, (1, 84, 84)), ("atari/pong", 1, (4, 84, 84))])
-def test_images_are_stored_as_frames_where_the_environment_says_so_and_not_by_its_name(
-    env: str, stack: int, stored: tuple[int, ...]
-) -> None:
-    image = ArraySpec((4, 84, 84), np.dtype(np.uint8), 0, 255)
-    spec = EnvSpec({"obs": image}, ActionSpec((Categorical(3),)), name=env, frame_stack=stack)
-    (field,) = observation_fields(Config(env=env), spec).values()
-    assert (field.shape, field.stack) == (stored, stack)
 
 
 def test_a_trajectory_that_comes_late_is_not_taken_for_the_next(rig: Callable[..., Rig]) -> None:
@@ -263,54 +252,6 @@ def test_new_transitions_whose_error_is_not_known_have_the_largest_priority_so_f
         r.replay.native.read_priorities(env, 0, np.empty(r.step - 1, np.uint64), held[env])
     assert (held[:, 2 * T - 1 :] == 8).all()
     assert (held[:, : 2 * T - 1] == 1).any(), "of those before, as long as they were not drawn"
-
-
-@pytest.mark.parametrize("noise", [True, False])
-def test_images_that_pack_badly_are_warned_of_before_the_first_batch(noise: bool, recwarn: pytest.WarningsRecorder) -> None:
-    """The colour frames of a game in three dimensions, say: for a capacity of 4,000 there is memory for 800 or so."""
-    image = ArraySpec((3, 20, 30), np.dtype(np.uint8), 0, 255)
-    spec = EnvSpec({"obs": image}, ActionSpec((Categorical(3),)))
-    settings = {"sampling.num_workers": 1, "sampling.envs_per_worker": 2, "learning.experience": "replay", "replay.codec": "lz4",
-                "replay.capacity": 4_000, "replay.minimum": 50, "learning.batch_size": 8, "learning.device": "cpu"}  # fmt: skip
-    config = configs.override(Config(env="none"), **settings)
-    replay, rng = make_replay(config, spec), np.random.default_rng(0)
-    writer = HistoryWriter(replay, 0)
-    frames = rng.integers(0, 256 if noise else 1, (100, *image.shape)).astype(np.uint8)
-    writer.append({"obs/obs": frames, "action": np.zeros((100, 1)), "version": np.zeros(100)}, np.zeros(100), np.ones(100),
-                  np.zeros(100, bool))  # fmt: skip
-    writer.ready(np.ones(90))
-    fields = trajectory_fields(spec, 0, {"q": NUMBER, "env_index": INTEGER})
-    experience = ReplayExperience(config, TrajectoryStore(fields, 2, 4, 1), RunControl({}), replay, lambda n: None)
-    for _ in range(2):
-        assert isinstance(experience.next(), Batch)
-        experience.release()
-    said = [str(w.message) for w in recwarn]
-    assert len(said) == noise
-    if noise:
-        assert "room for 8" in said[0]
-        assert "of 4,000 transitions" in said[0]
-
-
-def test_a_minimum_that_cannot_be_reached_is_warned_of_once(recwarn: pytest.WarningsRecorder) -> None:
-    image = ArraySpec((3, 20, 30), np.dtype(np.uint8), 0, 255)
-    spec = EnvSpec({"obs": image}, ActionSpec((Categorical(3),)))
-    settings = {"sampling.num_workers": 1, "sampling.envs_per_worker": 2, "learning.experience": "replay", "replay.codec": "lz4",
-                "replay.capacity": 400, "replay.minimum": 300, "learning.batch_size": 8, "learning.device": "cpu"}  # fmt: skip
-    config = configs.override(Config(env="none"), **settings)
-    replay, rng = make_replay(config, spec), np.random.default_rng(0)
-    writers = [HistoryWriter(replay, history) for history in range(2)]
-    fields = trajectory_fields(spec, 0, {"q": NUMBER, "env_index": INTEGER})
-    experience = ReplayExperience(config, TrajectoryStore(fields, 2, 4, 1), RunControl({}), replay, lambda n: None)
-    for _ in range(40):
-        for writer in writers:
-            frames = rng.integers(0, 256, (8, *image.shape)).astype(np.uint8)
-            writer.append({"obs/obs": frames, "action": np.zeros((8, 1)), "version": np.zeros(8)}, np.zeros(8), np.ones(8),
-                          np.zeros(8, bool))  # fmt: skip
-            writer.ready(np.ones(8))
-        assert isinstance(experience.next(), Filling)
-    (said,) = [str(w.message) for w in recwarn]
-    assert "fewer than replay.minimum (300)" in said
-    assert "replay.packed_share" in said
 
 
 def test_the_replay_has_room_for_the_rows_that_a_sequence_needs_behind_its_start(rig: Callable[..., Rig]) -> None:
@@ -521,21 +462,3 @@ def test_a_replay_that_outlived_its_learner_stays_as_it_is(rig: Callable[..., Ri
     third = rig(collect=True)
     assert "is damaged" in third.experience.restore(tmp_path, state)[0]
     assert third.replay.stats().inserts == 0
-
-
-SMALL = {"replay.capacity": 500, "sampling.num_workers": 1, "sampling.envs_per_worker": 64, "sampling.rollout": 64}
-NOT_A_SEQUENCE = {"policy.core": "lstm", "replay.capacity": 30, "sampling.rollout": 40, "q.sequence": 40}
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (SMALL, r"capacity \(500\) is too small for 64 .* memory for \d+ steps, .* of 64 \(sampling.rollout\)"),
-        (NOT_A_SEQUENCE, r"capacity \(30\) is too small"),
-        ({"replay.capacity": 10**10}, r"capacity \(10,000,000,000\) and replay.slack \(1.1\) ask for memory of 11,0"),
-    ],
-)
-def test_a_capacity_that_cannot_work_is_refused_with_its_numbers(settings: dict[str, Any], said: str) -> None:
-    own = {"learning.algorithm": "dqn", "learning.experience": "replay", "replay.minimum": 20} | settings
-    with pytest.raises(ConfigError, match=said):
-        replay_layout(configs.override(Config(env="x"), **own), SPEC, 4, 1)

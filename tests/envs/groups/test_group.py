@@ -347,20 +347,6 @@ def test_results_of_other_interfaces_are_refused() -> None:
         step_group(vector, np.zeros((2, 1), np.int32), now, after)
 
 
-@pytest.mark.parametrize(("part", "name"), [(1, "reward"), (2, "terminated"), (3, "truncated")])
-def test_results_of_vector_environments_have_one_number_for_each_environment(part: int, name: str) -> None:
-    class Column(VectorWrapper):
-        def step(self, actions: Any) -> Any:
-            return tuple(x[:, None] if i == part else x for i, x in enumerate(self.env.step(actions)))
-
-    envs = Column(SyncVectorEnv([CountingEnv] * 2, autoreset_mode=AutoresetMode.NEXT_STEP))
-    vector = VectorGroup(envs, EnvConfig(), "my/vector")
-    now, after = rows_for(vector.spec, 2)
-    reset_group(vector, 7, after)
-    with pytest.raises(EnvironmentFault, match=rf"step failed: ValueError: {name} has shape \(2, 1\); one number .* is \(2,\)"):
-        step_group(vector, np.zeros((2, 1), np.int32), now, after)
-
-
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

@@ -1,4 +1,4 @@
-"""Groups whose environments raise what is no `Exception`, or do not end when they are closed."""
+"""Groups whose environments raise what is no `Exception`, return another shape, or do not end when they are closed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from worlds import CountingEnv, local_group, reset_group, rows_for, step_group
 
 from headrace.config import EnvConfig
 from headrace.envs.core import registry
 from headrace.envs.core.errors import EnvironmentFault, cause
 from headrace.envs.groups import base
+from headrace.envs.groups.vector import VectorGroup
 from headrace.envs.make import make_group
 from headrace.processes.interrupt import interrupts
 
@@ -89,3 +91,17 @@ def test_ctrl_c_is_no_fault_of_an_environment() -> None:
     _, after = rows_for(group.spec, 1)
     with pytest.raises(KeyboardInterrupt):
         reset_group(group, 3, after)
+
+
+@pytest.mark.parametrize(("part", "name"), [(1, "reward"), (2, "terminated"), (3, "truncated")])
+def test_results_of_vector_environments_have_one_number_for_each_environment(part: int, name: str) -> None:
+    class Column(VectorWrapper):
+        def step(self, actions: Any) -> Any:
+            return tuple(x[:, None] if i == part else x for i, x in enumerate(self.env.step(actions)))
+
+    envs = Column(SyncVectorEnv([CountingEnv] * 2, autoreset_mode=AutoresetMode.NEXT_STEP))
+    vector = VectorGroup(envs, EnvConfig(), "my/vector")
+    now, after = rows_for(vector.spec, 2)
+    reset_group(vector, 7, after)
+    with pytest.raises(EnvironmentFault, match=rf"step failed: ValueError: {name} has shape \(2, 1\); one number .* is \(2,\)"):
+        step_group(vector, np.zeros((2, 1), np.int32), now, after)
