@@ -170,7 +170,7 @@ EXPERIMENTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "strategies-minatar": lambda folder: strategies(folder, "minatar/breakout", "2m", 3, *WORLDS),
     "strategies-pong": lambda folder: strategies(folder, "atari/pong", "5m", 1),
     "strategies-vizdoom": lambda folder: strategies(folder, "vizdoom/basic", "5m", 1),
-    "lag-pong": lambda folder: lag(folder, "atari/pong", "1500k", (0, 16, 64)),
+    "lag-pong": lambda folder: lag(folder, "atari/pong", "1500k", (0, 64, 16)),
     "search-cartpole": lambda folder: search(folder, "gym/CartPole-v1", "60k", 40, 3),
     "search-halfcheetah": lambda folder: search(folder, "gym/HalfCheetah-v5", "150k", 20, 2),
     "mujoco": mujoco,

@@ -222,8 +222,8 @@ def _group(settings: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 def to_train(config: Config | Any) -> Config:
     """The configuration with which `train` begins: see `continued`. The files and modules that register its environments are
-    added to its imports. Files and its folder are made absolute: an environment may change the working directory, and processes
-    on other machines have another one.
+    added to its imports, and the objective of a population to `envs.info_metrics`. Files and its folder are made absolute: an
+    environment may change the working directory, and processes on other machines have another one.
 
     Raises `ConfigError` while a process of a run imports such a file: the file trains without an `if __name__ == "__main__"`
     guard.
@@ -237,6 +237,8 @@ def to_train(config: Config | Any) -> Config:
         with suppress(NotCarried):  # `describe` says so where other processes need it
             code = code_of(config.env)
     found = {"imports": tuple(dict.fromkeys(map(absolute, (*config.imports, *code))))}
+    if config.pbt.on and config.pbt.objective == contract.OBJECTIVE:
+        found["envs.info_metrics"] = tuple(dict.fromkeys((*config.envs.info_metrics, contract.OBJECTIVE)))
     return configs.override(config, **found, **{"run.folder": os.path.abspath(config.run_folder)})
 
 

@@ -30,12 +30,11 @@ def test_two_nodes_train_cartpole_to_its_goal(tmp_path: Path) -> None:
         assert run.end(120) == 0, run.story
         assert "2 of 2 are there" in run.output
         assert "goal" in run.output
-        last = run.metrics()[-1]
-        assert last["charts/episodic_return_100"] >= 195
-        assert last["cluster/nodes"] == 2
-        assert last["cluster/node-0/SPS"] > 0
-        assert last["cluster/node-1/SPS"] > 0
-        assert last["lag/max"] > 0
+        intervals = run.metrics()
+        assert intervals[-1]["charts/episodic_return_100"] >= 195
+        assert intervals[-1]["cluster/nodes"] == 2
+        for name in ("cluster/node-0/SPS", "cluster/node-1/SPS", "lag/max"):  # the last interval may be a moment, with none
+            assert max(interval.get(name, 0.0) for interval in intervals) > 0, name
         run.assert_nothing_left()
 
 

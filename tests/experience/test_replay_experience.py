@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,15 @@ class Rig:
     for each environment, with its return the step.
     """
 
-    def __init__(self, collect: bool = False, objective: bool = False, valued: bool = True, **settings: Any) -> None:
+    def __init__(self, collect: bool = False, infos: bool = False, valued: bool = True, **settings: Any) -> None:
         defaults = {
             "sampling.num_workers": 1, "sampling.envs_per_worker": 2 * C, "sampling.rollout": T, "learning.batch_size": 8,
             "learning.algorithm": "apex-dqn", "learning.experience": "replay", "learning.gamma": 0.5, "learning.device": "cpu",
             "replay.minimum": 30, "replay.capacity": 400, "replay.n_step": 1, "replay.prefetch": 2, "replay.evict_period": 3,
         }  # fmt: skip
         self.config = configs.override(Config(env="none"), **{**defaults, **settings})
-        fields = trajectory_fields(SPEC, 4, {"env_index": INTEGER} | ({"q": NUMBER} if valued else {}), objective)
+        spec = replace(SPEC, info_metrics=("a", "b") if infos else ())
+        fields = trajectory_fields(spec, 4, {"env_index": INTEGER} | ({"q": NUMBER} if valued else {}))
         self.store = TrajectoryStore(fields, SLOTS, T, C)
         self.control = RunControl({"rollout": 1, "learner": 1})
         self.replay = make_replay(self.config, SPEC, 4)
@@ -77,8 +79,8 @@ class Rig:
         arrays["version"][:] = arrays["reward"][:] = steps[:T, None]
         arrays["episode_return"][:] = np.nan
         arrays["episode_return"][2] = arrays["episode_length"][2] = steps[2]
-        if "episode_objective" in arrays:
-            arrays["episode_objective"][2] = 7
+        if "episode_info" in arrays:
+            arrays["episode_info"][2] = 7, 8
         for name, number in fields.items():
             arrays[name][:] = number
         self.step += T
@@ -188,12 +190,11 @@ def test_filling_says_what_arrived_until_the_minimum_is_there(rig: Callable[...,
     assert sorted(returns) == [2, 7, 12, 17]  # of the reported environment only
 
 
-def test_objectives_beside_the_return_arrive(rig: Callable[..., Rig]) -> None:
-    """Population-based training compares policies by them."""
-    r = rig(collect=True, objective=True)
+def test_numbers_of_infos_arrive(rig: Callable[..., Rig]) -> None:
+    r = rig(collect=True, infos=True)
     arrivals = r.experience.next().arrivals
     assert arrivals.returns.tolist() == [2.0]
-    assert arrivals.objectives.tolist() == [7.0]
+    assert arrivals.infos.tolist() == [[7.0, 8.0]]
 
 
 def test_a_batch_holds_transitions_and_their_keys(rig: Callable[..., Rig]) -> None:

@@ -22,19 +22,21 @@ def ended(returns: float, version: int, episodes: int = EPISODE_WINDOW) -> Arriv
     """Episodes that weights of this version have ended."""
     each = np.full(episodes, returns)
     versions, agents = np.full(episodes, version), np.zeros(episodes, np.int64)
-    return Arrivals(episodes, each, np.full(episodes, 10), each, tasks=agents, agents=agents, versions=versions)
+    return Arrivals(episodes, each, np.full(episodes, 10), each[:, None], tasks=agents, agents=agents, versions=versions)
 
 
 def test_a_copy_has_the_returns_of_its_donor_and_not_of_its_predecessor() -> None:
     settings = {"population.size": 2, "pbt.rule": "paper", "pbt.period": 100, "learning.device": "cpu"}
+    settings["pbt.objective"] = "true_objective"
     config = configs.override(Config(), **settings)
     memory = PopulationMemory([100_000] * 2)
+    spec = SimpleNamespace(frameskip=1, tasks=(), info_metrics=("true_objective",))
     placement: Any = SimpleNamespace(
-        memory=SimpleNamespace(population=memory, standings=None), spec=SimpleNamespace(frameskip=1, tasks=()), config=config,
+        memory=SimpleNamespace(population=memory, standings=None), spec=spec, config=config,
         configs=[config] * 2, publish=lambda *_: None,
     )  # fmt: skip
     algorithm = SimpleNamespace(state_dict=lambda model: {}, load_state_dict=lambda model, state: None)
-    logs, policies = [TrainingLog(), TrainingLog()], []
+    logs, policies = [TrainingLog(infos=spec.info_metrics) for _ in range(2)], []
     for p, log in enumerate(logs):
         model = torch.nn.Linear(2, 2)
         learner: Any = SimpleNamespace(

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ import weighed
 import headrace
 from headrace.config import Config
 from headrace.envs.core.errors import EnvironmentFault
+from headrace.envs.core.registry import register_vector
 from headrace.make_config import make_config
 from headrace.population import records
 from headrace.runs import checkpoint, state_tree
@@ -187,6 +189,7 @@ def test_reward_weights_reach_the_environments_and_the_objective_is_not_the_retu
     assert changed
     for p in (0, 1):
         rows = read_jsonl(tmp_path / f"policy-{p}" / "metrics.jsonl")
+        assert all(0 <= row["episode/true_objective"] <= 5 for row in rows if "charts/episodic_return" in row)
         weight = rows[-1]["population/reward.part"]
         returns = [row["charts/episodic_return"] for row in rows if "charts/episodic_return" in row]
         assert returns[0] == pytest.approx(5.0)
@@ -206,8 +209,9 @@ def test_a_tree_survives_as_one_piece() -> None:
 def test_what_batches_of_environments_cannot_do_is_refused(tmp_path: Path) -> None:
     small = {"sampling.num_workers": 1, "sampling.envs_per_worker": 4, "sampling.num_groups": 2, "learning.device": "cpu"}
     run = {"run.folder": str(tmp_path), "run.dashboard": False, "run.video": False, "sampling.placement": "serial"}
-    pbt = {"population.size": 2, "pbt.rule": "paper", "envs.atari_backend": "native", "sampling.rollout": 8,
-           "pbt.objective": "true_objective"}
+    pbt = {"population.size": 2, "pbt.rule": "paper", "pbt.mutable": {"reward.part": "scale"}}
+    pbt |= {"sampling.rollout": 8, "envs.reward_weights": {"part": 1.0}}
     learning = {"learning.batch_size": 64, "learning.algorithm": "ppo"}
-    with pytest.raises(EnvironmentFault, match=r"pbt\.objective true_objective need environments that are stepped one by one"):
-        headrace.train(make_config("atari/pong", **small, **run, **pbt, **learning))
+    register_vector("weighed-in-batches")(lambda options, num_envs: gymnasium.make_vec("CartPole-v1", num_envs))
+    with pytest.raises(EnvironmentFault, match=r"envs\.reward_weights, .*, need environments that are stepped one by one"):
+        headrace.train(make_config("weighed-in-batches", **small, **run, **pbt, **learning))

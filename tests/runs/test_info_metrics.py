@@ -126,6 +126,35 @@ def test_a_key_that_is_not_there_is_named(tmp_path: Path) -> None:
         headrace.train(headrace.make_config("test/walk", "appo", **own))
 
 
+class Sometimes(Walk):
+    """What it says of every other episode is not known."""
+
+    episodes = 0
+
+    def step(self, action: Any) -> Any:
+        *stepped, info = super().step(action)
+        if info:
+            self.episodes += 1
+            info = {"right": info["right"] if self.episodes % 2 else np.nan, "won": np.nan}
+        return *stepped, info
+
+
+def test_numbers_that_are_not_known_are_not_counted(tmp_path: Path) -> None:
+    headrace.envs.register("test/sometimes")(lambda: Sometimes())
+    own = settings(tmp_path / "run", "serial") | {"run.log_interval": 1e9}  # one report
+    episodes: list[dict[str, Any]] = []
+    headrace.train(headrace.make_config("test/sometimes", "appo", **own), on_episode=episodes.append)
+    known = [episode["return"] for episode in episodes if not np.isnan(episode["right"])]
+    assert 0 < len(known) < len(episodes)
+    (line,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert line["episode/right"] == pytest.approx(np.mean(known))
+    assert "episode/won" not in line
+    result = headrace.evaluate(tmp_path / "run", episodes=4, num_envs=1)
+    assert result.infos["right"] == pytest.approx(np.mean(result.returns[::2]))
+    assert np.isnan(result.infos["won"])
+    assert result.to_dict()["infos"]["won"] is None
+
+
 WORLD = """
 import sys
 sys.path.insert(0, {folder!r})

@@ -14,13 +14,13 @@ SPEC = EnvSpec(OBSERVED, ActionSpec((Categorical(2),)), autoreset="same-step", t
 
 @pytest.mark.parametrize(("shape", "at", "after"), [((6, 2), 3, 4), ((4, 6, 2), (1, 3), (1, 4))])
 def test_rows_are_views_of_the_arrays_of_their_fields(shape: tuple[int, ...], at: Place, after: Place) -> None:
-    arrays = {name: np.zeros((*shape, *f.shape), f.dtype) for name, f in trajectory_fields(SPEC, 0, objective=True).items()}
+    arrays = {name: np.zeros((*shape, *f.shape), f.dtype) for name, f in trajectory_fields(SPEC, 0).items()}
     row = LaneRow.view(arrays, at, after)
     for number, array in enumerate((row.actions, *vars(row.step).values()), start=1):
         (array["x"] if isinstance(array, dict) else array)[:] = number
     row.after.obs["x"][:], row.after.first[:], row.after.valid[:] = 20, True, True
     steps = ("action", "reward", "terminated", "truncated", "episode_return", "episode_length")
-    for number, name in enumerate((*steps, "final_obs/x", "episode_objective", "episode_info", "task"), start=1):
+    for number, name in enumerate((*steps, "final_obs/x", "episode_info", "task"), start=1):
         expected = np.zeros_like(arrays[name])
         expected[at] = number
         assert np.array_equal(arrays[name], expected), name

@@ -27,7 +27,7 @@ from headrace.evaluation.games import Episode, Games, evenly, team_of
 from headrace.evaluation.hang_warnings import at_limit, with_limit
 from headrace.evaluation.intervals import bootstrap_ci
 from headrace.evaluation.policy import TrainedPolicy, Which, load_policy
-from headrace.learning.training_log import task_metrics
+from headrace.learning.training_log import known_mean, task_metrics
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def _result(
             task: TaskResult(len(own), float(own.mean()), _std(own), bootstrap_ci(own), normalized(task, float(own.mean())))
             for task, own in zip(tasks, of_tasks, strict=True)
         },
-        infos=dict(zip(options.info_metrics, np.mean([episode.infos for episode in played], axis=0).tolist(), strict=True)),
+        infos=dict(zip(options.info_metrics, map(known_mean, zip(*(one.infos for one in played), strict=True)), strict=True)),
         at_limit=at_limit(lengths, options),
     )
 

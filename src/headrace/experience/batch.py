@@ -24,8 +24,6 @@ class Arrivals:
     steps: int  # transitions, over all environments
     returns: np.ndarray = field(default_factory=_floats)  # float32 [k]: unclipped returns of the episodes
     lengths: np.ndarray = field(default_factory=_counts)  # int32 [k]: their lengths in steps
-    objectives: np.ndarray = field(default_factory=_floats)
-    """float32 [k]: their objectives beside the return, where the environment is asked for them; else empty."""
     infos: np.ndarray = field(default_factory=_floats)  # float32 [k, n]: their numbers for `envs.info_metrics`; else empty
     tasks: np.ndarray = field(default_factory=_counts)  # int32 [k]: the number of their task, where there are several; else empty
     agents: np.ndarray = field(default_factory=_counts)
@@ -41,8 +39,7 @@ class Arrivals:
 
         Args:
             fields: of the trajectory store: `valid`, bool [T or more, ...], whose rows from T on do not count; `episode_return`
-                (NaN where no episode ended) and `episode_length`, [T, ...]; `episode_objective`, `episode_info`, `task`, `agent`
-                if there.
+                (NaN where no episode ended) and `episode_length`, [T, ...]; `episode_info`, `task`, `agent` if there.
             reported: bool [T, ...], the environments whose episodes are reported.
         """
         ended, valid = ~np.isnan(fields["episode_return"]) & reported, fields["valid"][: len(fields["episode_return"])]
@@ -77,7 +74,6 @@ class Arrivals:
 EPISODE_FIELDS = {
     "returns": "episode_return",
     "lengths": "episode_length",
-    "objectives": "episode_objective",
     "infos": "episode_info",
     "tasks": "task",
     "agents": "agent",

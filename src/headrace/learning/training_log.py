@@ -110,9 +110,10 @@ class TrainingLog:
             values = torch.stack([s[key] for s in self._statistics if key in s])
             result[key] = float(values.min() if key == "lag/min" else values.max() if key == "lag/max" else values.mean())
         if self._ended:
-            means = np.mean(self._ended, axis=0).tolist()
-            result |= zip(("charts/episodic_return", "charts/episodic_length"), means[:2], strict=True)
-            result |= {f"episode/{name}": mean for name, mean in zip(self._names[2:], means[2:], strict=True)}
+            returns, lengths, *infos = zip(*self._ended, strict=True)
+            result |= {"charts/episodic_return": float(np.mean(returns)), "charts/episodic_length": float(np.mean(lengths))}
+            means = {f"episode/{name}": known_mean(numbers) for name, numbers in zip(self._names[2:], infos, strict=True)}
+            result |= {name: mean for name, mean in means.items() if not math.isnan(mean)}
         if not math.isnan(self.mean_return):
             result["charts/episodic_return_100"] = self.mean_return
         if self.tasks is not None:
@@ -201,6 +202,11 @@ def task_metrics(means: Mapping[str, float], count: int, prefix: str = "") -> di
         result[f"{prefix}tasks/mean_score"] = float(np.mean([*scores.values()]))
         result[f"{prefix}tasks/capped_mean_score"] = float(np.mean([min(1.0, score) for score in scores.values()]))
     return result
+
+
+def known_mean(numbers: Sequence[float]) -> float:
+    """Mean of those that are not NaN, which stands for a number that is not known; NaN if there is none."""
+    return _mean([x for x in numbers if not math.isnan(x)])
 
 
 def _mean(returns: Sequence[float] | deque[float]) -> float:

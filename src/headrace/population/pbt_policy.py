@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from headrace.config.population import REWARD
+from headrace.envs.core.contract import OBJECTIVE
 from headrace.experience.batch import Arrivals
 from headrace.learning.learner import Learner
 from headrace.learning.training_log import EPISODE_WINDOW, TrainingLog
@@ -114,8 +115,10 @@ class PbtPolicy:
         """Copy this policy for others that have asked for it; take over a copy that has arrived; make a decision if one is due.
         `arrivals`: the experience that has arrived since."""
         if arrivals is not None:
-            objectives = arrivals.since(self._log.first_version).objectives.tolist()
-            self._objectives.extend(x for x in objectives if not math.isnan(x))  # a match that was lost: NaN
+            infos = arrivals.since(self._log.first_version).infos
+            if self._pbt.objective == OBJECTIVE and len(infos):
+                objectives = infos[:, self._spec.info_metrics.index(OBJECTIVE)].tolist()
+                self._objectives.extend(x for x in objectives if not math.isnan(x))  # NaN: not known
         self._publish_objective()
         self._shared.serve(self._policy)
         if self._pending is not None:

@@ -51,17 +51,14 @@ class RolloutWorker:
         return Group(g, envs, lanes)
 
     def _check_group(self, envs: EnvGroup) -> None:
-        """Raise `EnvironmentFault` if population-based training needs what batched environments cannot do."""
+        """Raise `EnvironmentFault` if population-based training is to set weights that batched environments cannot take."""
         population = self.memory.population
-        if population is None or isinstance(getattr(envs, "inner", envs), LocalGroup | MultiAgentGroup):
+        if population is None or not population.reward_names:
             return
-        asked = ["envs.reward_weights"] if population.reward_names else []
-        if "episode_objective" in self.memory.policies[0].trajectories.arrays:
-            asked.append("pbt.objective true_objective")
-        if asked:
+        if not isinstance(getattr(envs, "inner", envs), LocalGroup | MultiAgentGroup):
             raise EnvironmentFault(
-                f"{' and '.join(asked)} need environments that are stepped one by one in this process; these are a "
-                f"{type(envs).__name__}"
+                "envs.reward_weights, in population-based training, need environments that are stepped one by one in this "
+                f"process, not a {type(envs).__name__}"
             )
 
     def start(self, seed: int) -> None:

@@ -109,12 +109,11 @@ def make_run_memory(
     requests = InferenceRequests(s.num_workers, s.num_groups, config.lanes_per_group, config.lane_size, core_widths, queue_of)
     requests.policy[:] = [config.policy_of_group(lane // config.lanes_per_group) for lane in range(requests.L)]
     policies = []
-    asked = config.pbt.on and config.pbt.objective == "true_objective"
     for p, agent in enumerate(agents):
         its = spec.of_policy(queue_of[p])
         own = configs[queue_of[p]]
         extra = None if agent is None else agent[0].extra_fields(its)
-        fields = trajectory_fields(its, core_widths[p], extra, asked, behind=not own.uses_replay)
+        fields = trajectory_fields(its, core_widths[p], extra, behind=not own.uses_replay)
         if kept is not None:
             fields = {name: field for name, field in fields.items() if name in kept}
         lanes = config.total_lanes if spec.agents else int((requests.policy == p).sum())

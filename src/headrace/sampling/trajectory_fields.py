@@ -10,15 +10,10 @@ from headrace.shm.trajectory_store import TrajectoryField
 
 
 def trajectory_fields(
-    spec: EnvSpec,
-    core_width: int,
-    extra: dict[str, ArraySpec] | None = None,
-    objective: bool = False,
-    behind: bool = False,
+    spec: EnvSpec, core_width: int, extra: dict[str, ArraySpec] | None = None, behind: bool = False
 ) -> dict[str, TrajectoryField]:
     """The fields by name. `core_width`: S, the width of the policy's recurrent state. `extra`: the algorithm's own outputs of
-    the policy per step, such as Q-values. `objective`: whether episodes have an objective beside the return. `behind`: whether
-    actors may have older weights than the newest, and say so."""
+    the policy per step, such as Q-values. `behind`: whether actors may have older weights than the newest, and say so."""
     flag, number, count = np.dtype(bool), np.dtype(np.float32), np.dtype(np.int32)
     fields = {f"obs/{name}": TrajectoryField(a.shape, a.dtype, rows="T+1") for name, a in spec.observation.items()}
     fields |= {
@@ -38,10 +33,8 @@ def trajectory_fields(
     }
     if behind:
         fields["behind"] = TrajectoryField((), count)  # versions between the weights that chose the action and the newest then
-    if objective:
-        fields["episode_objective"] = TrajectoryField((), number)  # NaN unless an episode ended with this step
     if spec.info_metrics:
-        fields["episode_info"] = TrajectoryField((len(spec.info_metrics),), number)
+        fields["episode_info"] = TrajectoryField((len(spec.info_metrics),), number)  # where an episode ended with this step
     if spec.tasks:
         fields["task"] = TrajectoryField((), count)  # of the environment, by its number in `spec.tasks`
     if spec.agents:

@@ -300,19 +300,19 @@ def test_the_objective_of_an_episode_comes_with_its_end() -> None:
                 "a": {"true_objective": 7.0}, "b": {"true_objective": 8.0},
             },
         }]),
-        EnvConfig(), 1, "test",
+        EnvConfig(info_metrics=("true_objective",)), 1, "test",
     )  # fmt: skip
     lanes = Lanes(group)
     for lane in (0, 1):
-        lanes.rows[lane][0].step.episode_objective = np.zeros(1, np.float32)
+        lanes.rows[lane][0].step.episode_info = np.zeros((1, 1), np.float32)
     lanes.step(0, 0)
-    assert [float(lanes.rows[lane][0].step.episode_objective[0]) for lane in (0, 1)] == [7.0, 8.0]
+    assert [float(lanes.rows[lane][0].step.episode_info[0, 0]) for lane in (0, 1)] == [7.0, 8.0]
 
 
 def test_an_objective_that_is_missing_is_asked_for() -> None:
     ends = {"agents": [], "obs": {"a": 3}, "terminated": {"a": True}, "infos": {"a": {"kills": 7}}}
-    lanes, _ = group_of([{"agents": ["a"], "obs": {"a": 1}}, ends])
-    lanes.rows[0][0].step.episode_objective = np.zeros(1, np.float32)
+    lanes, _ = group_of([{"agents": ["a"], "obs": {"a": 1}}, ends], info_metrics=("true_objective",))
+    lanes.rows[0][0].step.episode_info = np.zeros((1, 1), np.float32)
     with pytest.raises(EnvironmentFault, match=r"pbt.objective true_objective: .* has none, only \['kills'\]"):
         lanes.step(0)
 

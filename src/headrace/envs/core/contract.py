@@ -147,6 +147,10 @@ class EnvSpec:
         return not self.of_agents or (mine.observation, mine.action) == (its.observation, its.action)
 
 
+OBJECTIVE = "true_objective"
+"""Info key at the end of a game: the number by which population-based training compares policies (`pbt.objective`)."""
+
+
 # -- rows: where a step reads and writes ------------------------------------------------------------------------------
 
 Place: TypeAlias = int | tuple[int, int]
@@ -205,8 +209,6 @@ class StepRow(Row):
     """int32: its length in steps, else 0."""
     final_obs: dict[str, Array] = field(default_factory=dict)
     """[C, ...] by name; only for `same-step` environments, written where truncated or terminated."""
-    episode_objective: Array | None = None
-    """float32: `info["true_objective"]` where `episode_return` is not NaN. None: not recorded."""
     episode_info: Array | None = None
     """float32 [C, n]: `EnvSpec.info_metrics` in the info, where `episode_return` is not NaN. None: n is 0, or not recorded."""
     task: Array | None = None

@@ -17,28 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from headrace.envs.core.contract import Array, StepRow, on_host
+from headrace.envs.core.contract import OBJECTIVE, Array, StepRow, on_host
 
 LIFE_LOST = "life_lost"  # info key: this step ended a training episode but not the game
 PLAYED_STEPS, PLAYED_RETURN = "played_steps", "played_return"
 """Info keys of a reset of vector environments that begin in the middle of games: steps and return of the games before."""
-OBJECTIVE = "true_objective"
-"""Info key at the end of a game: the number by which population-based training compares policies (`pbt.objective`)."""
 OUTCOME = "outcome"  # info key: the number by which the agents of a match are compared when it ends. NaN: the match was aborted.
-
-
-def objective_of(info: Mapping[str, Any]) -> float:
-    """`OBJECTIVE` in the info of an episode's last step. Raises `KeyError` without it."""
-    if OBJECTIVE not in info:
-        raise KeyError(f"pbt.objective {OBJECTIVE}: the info of the last step has none, only {sorted(info)}")
-    return float(info[OBJECTIVE])
 
 
 def numbers_of(info: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
     """What is under these names in the info, or infos by key, of a game's last step. Raises `KeyError` for one that is not."""
     for name in names:
         if name not in info:
-            raise KeyError(f"envs.info_metrics {name}: the info of the last step has none, only {sorted(info)}")
+            setting = "pbt.objective" if name == OBJECTIVE else "envs.info_metrics"
+            raise KeyError(f"{setting} {name}: the info of the last step has none, only {sorted(info)}")
     return [info[name] for name in names]
 
 

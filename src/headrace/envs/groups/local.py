@@ -16,7 +16,7 @@ from headrace.envs.core.errors import EnvironmentFault, cause, faults
 from headrace.envs.core.spaces import leaves
 from headrace.envs.groups.base import OneAgentGroup, close_all
 from headrace.envs.groups.checks import STEP, cause_of_call, first_observation, flag, parts_of
-from headrace.envs.groups.episode_statistics import LIFE_LOST, numbers_of, objective_of
+from headrace.envs.groups.episode_statistics import LIFE_LOST, numbers_of
 from headrace.envs.groups.rewards import RewardTransform
 
 
@@ -56,8 +56,6 @@ class LocalGroup(OneAgentGroup):
         raw, terminated, truncated = self._raw, now.terminated, now.truncated
         starting = self._ended.tolist()
         over = np.zeros(self.num_envs, bool)
-        if now.episode_objective is not None:
-            now.episode_objective[:] = np.nan
         puts = [(leaf.put_one, after.obs[leaf.name]) for leaf in self._leaves]
         i = 0
         try:
@@ -77,8 +75,6 @@ class LocalGroup(OneAgentGroup):
                     if not isinstance(info, dict):
                         raise TypeError(f"the info is a {type(info).__name__}, but must be a dictionary")
                     over[i] = (terminated[i] or truncated[i]) and not info.get(LIFE_LOST)
-                    if now.episode_objective is not None and over[i]:
-                        now.episode_objective[i] = objective_of(info)
                     if now.episode_info is not None and over[i]:
                         now.episode_info[i] = numbers_of(info, self.spec.info_metrics)
                 for put_one, row in puts:

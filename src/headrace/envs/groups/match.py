@@ -15,7 +15,7 @@ from headrace.envs.core.errors import EnvironmentFault, cause, faults
 from headrace.envs.core.family_interface import ParallelEnv
 from headrace.envs.core.spaces import leaves
 from headrace.envs.groups.checks import LARGEST, ObservationChecks, too_large
-from headrace.envs.groups.episode_statistics import OUTCOME, numbers_of, objective_of
+from headrace.envs.groups.episode_statistics import OUTCOME, numbers_of
 from headrace.envs.groups.rewards import RewardTransform
 
 INACTIVE = "is_active"  # info key: False if the agent's action would have no effect in the next step
@@ -156,8 +156,6 @@ class Match:
         info = infos.get(name, {})
         if not math.isnan(info.get(OUTCOME, 0.0)):  # the return of an aborted match is unknown
             now.episode_return[0], now.episode_length[0] = self.returns[a], self.lengths[a]
-            if now.episode_objective is not None:
-                now.episode_objective[0] = objective_of(info)
             if now.episode_info is not None:
                 now.episode_info[0] = numbers_of(info, self._rules.spec.info_metrics)
         self.playing[a], self.returns[a] = False, 0.0

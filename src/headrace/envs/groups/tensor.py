@@ -23,7 +23,7 @@ from torch import Tensor
 
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core.actions import tensor_decoder
-from headrace.envs.core.contract import MASK_KEY, Categorical, EnvGroup, LaneRow, ObsRow
+from headrace.envs.core.contract import MASK_KEY, OBJECTIVE, Categorical, EnvGroup, LaneRow, ObsRow
 from headrace.envs.core.errors import EnvironmentFault, UnsupportedSpace, cause, faults
 from headrace.envs.core.spaces import Leaf, leaves, spec_of
 from headrace.envs.groups.base import close_all
@@ -92,7 +92,8 @@ class TensorGroup(EnvGroup):
         observed, acted = envs.single_observation_space, envs.single_action_space
         self.spec = spec_of(observed, acted, env_id, options, autoreset="same-step")
         if options.info_metrics:
-            raise ConfigError(f"envs.info_metrics: {env_id} gives no infos, since it steps tensors")
+            asked = f"pbt.objective {OBJECTIVE}" if options.info_metrics == (OBJECTIVE,) else "envs.info_metrics"
+            raise ConfigError(f"{asked}: {env_id} gives no infos, since it steps tensors")
         self.envs, self.device, self.tensors = envs, device, tensors
         self.num_envs = self.lane_size = N = envs.num_envs
         self._leaves = [_checked(leaf, env_id) for leaf in leaves(observed)]

@@ -22,7 +22,7 @@ import gymnasium
 import numpy as np
 
 from headrace.config import ConfigError, EnvConfig
-from headrace.envs.groups.episode_statistics import OBJECTIVE
+from headrace.envs.core.contract import OBJECTIVE
 from headrace.envs.vizdoom.game import DEATHMATCH_ARGS, PORT_RETRIES, Engine, free_port
 from headrace.envs.vizdoom.player import ENTRY_FRAMES, FRAMESKIP, Player, Settings
 

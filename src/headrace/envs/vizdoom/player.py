@@ -11,8 +11,8 @@ import numpy as np
 import vizdoom
 
 from headrace.config import ConfigError, EnvConfig
+from headrace.envs.core.contract import OBJECTIVE
 from headrace.envs.core.wrappers import resize
-from headrace.envs.groups.episode_statistics import OBJECTIVE
 from headrace.envs.vizdoom.actions import AIM_CHOICES, AIM_DEGREES, FULL_BUTTONS, combine, heads_for
 from headrace.envs.vizdoom.game import configured
 from headrace.envs.vizdoom.shaping import Shaping, weights_of
