@@ -78,7 +78,8 @@ class ExportedPolicy:
             flat = value.reshape(-1)
             for i in range(output["width"]):
                 if output["space"] == "Box":
-                    flat[i] = self.draw_number(how["numbers"][number], outputs, number)
+                    drawn = self.draw_number(how["numbers"][number], outputs, number)
+                    flat[i] = np.rint(drawn) if flat.dtype.kind in "iu" else drawn
                     number += 1
                 else:
                     own = outputs["logits"][0, logits : logits + output["n"][i]]

@@ -55,6 +55,40 @@ class Odd(gymnasium.Env):
         return self._look(), reward, self.steps >= 20, False, {}
 
 
+class Bounds(gymnasium.Env):
+    """Actions that the environment gets in another form than policies draw them: rounded, cut off at a bound, counted from 3."""
+
+    observation_space = spaces.Box(-1, 1, (3,), np.float32)
+    action_space = spaces.Dict(
+        {
+            "count": spaces.Box(0, 100, (2, 2), np.int32),
+            "level": spaces.Box(-100, 100, (), np.int64),
+            "byte": spaces.Box(0, 255, (1,), np.uint8),
+            "most": spaces.Box(0, np.iinfo(np.int32).max, (1,), np.int32),
+            "above": spaces.Box(2, np.inf, (2,), np.float32),
+            "below": spaces.Box(np.array([-np.inf, -np.inf], np.float32), np.array([-1, 1], np.float32)),
+            "double": spaces.Box(0.1, 0.7, (1,), np.float64),
+            "nested": spaces.Tuple((spaces.Discrete(3, start=3), spaces.MultiBinary(2), spaces.Box(-np.inf, 0, (), np.float64))),
+            "grip": spaces.MultiDiscrete([2, 4], start=[1, -2]),
+        }
+    )
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.steps += 1
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32), float(action["count"].sum()), self.steps >= 20, False, {}
+
+
+@headrace.envs.register("odd/bounds")
+def bounds(options, *, render_mode=None):
+    return Bounds()
+
+
 @headrace.envs.register("odd/all")
 def odd(options, *, render_mode=None):
     return Odd()

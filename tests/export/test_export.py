@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from exported_runs import REPLAY, WORLDS, trained
+from gymnasium import spaces
 from jsonschema import Draft202012Validator
 
 import headrace
 from headrace import cli
-from headrace.config import ConfigError
+from headrace.config import Config, ConfigError
+from headrace.envs.core.actions import action_spec
+from headrace.envs.core.contract import EnvSpec
 from headrace.envs.core.imports import ImportsNotGiven
 from headrace.envs.make import describe_run
-from headrace.evaluation.interface import interface
+from headrace.evaluation.interface import ActionLeaf, interface
 from headrace.evaluation.onnx_policy import CONTRACT_KEY, SCHEMA, OnnxPolicy, session
-from headrace.export import contract
+from headrace.export import contract, verification
 from headrace.export.graph import ExportError
 from headrace.runs import files
 
@@ -158,6 +162,41 @@ def test_the_last_action_and_the_last_reward_are_inputs(algorithm, tmp_path):
     assert "times 0.5" in roles["previous_reward"]["meaning"]
     ours, its = (headrace.evaluate(policy, 4, deterministic=True, seed=1) for policy in (run, done.path))
     assert ours.returns == its.returns
+
+
+@pytest.mark.process
+def test_actions_that_are_rounded_or_cut_off_at_a_bound(tmp_path):
+    """The file gives what the environment gets; the comparison took what was drawn, and refused it."""
+    settings = {"imports": [WORLDS], "policy.core": "gru", "policy.previous_action": True}
+    run = trained("odd/bounds", tmp_path / "run", **settings)
+    path = export(run, exporter="dynamo", episodes=1).path
+    ours, its = headrace.load_policy(run, device="cpu"), headrace.load_policy(path, imports=[WORLDS])
+    env = ours.make_env()
+    for deterministic in (True, False):
+        observation, _ = env.reset(seed=1)
+        ours.reset()
+        its.reset()
+        for _ in range(10):
+            mine, theirs = (policy.act(observation, deterministic=deterministic) for policy in (ours, its))
+            assert env.action_space.contains(theirs)
+            a, b = (spaces.flatten(env.action_space, action) for action in (mine, theirs))
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+            observation = env.step(theirs)[0]
+    assert (mine["above"] >= 2).all()
+
+
+def test_integers_may_differ_only_where_the_number_is_half_way_between_them():
+    space = spaces.Box(0, 10, (1,), np.int32)
+    spec = EnvSpec({}, action_spec(space))
+    found = verification.Verification()
+    policy = SimpleNamespace(spec=spec, config=Config(env="none"), algorithm=None, step=0, model=SimpleNamespace(core_width=0))
+    contract = {"outputs": [{"name": "action", "role": "action", "width": 1}]}
+    exported = SimpleNamespace(rows=OnnxPolicy.rows.__get__(SimpleNamespace(contract=contract, spec=spec)))
+    both = verification._Both(policy, exported, [ActionLeaf((), space, slice(0, 1))], found)
+    both._compare_actions(np.array([[4.2], [4.4999], [12.0]], np.float32), np.array([[4], [5], [10]], np.float32), {})
+    assert found.other_choices == 1
+    with pytest.raises(ExportError, match="output action"):
+        both._compare_actions(np.array([[4.4]], np.float32), np.array([[5]], np.float32), {})
 
 
 def test_preprocessing_of_the_environment_is_in_the_contract(tmp_path):

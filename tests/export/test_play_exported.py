@@ -103,6 +103,16 @@ def test_a_number_with_one_bound_is_drawn_within_it():
     assert max(drawn[2]) > 1
 
 
+def test_integers_are_drawn_rounded():
+    policy = object.__new__(loaded().ExportedPolicy)
+    policy.random = np.random.default_rng(0)
+    policy.actions = [{"name": "action", "space": "Box", "width": 1}]
+    policy.contract = {"sampling": {"kind": "distribution", "numbers": [{"low": 0.0, "high": 10.0, "squashed": True}]}}
+    outputs = {"mean": np.array([[0.18]]), "std": np.zeros((1, 1)), "action": np.zeros((1, 1), np.int32)}
+    policy.draw(outputs)
+    assert outputs["action"] == 6, "5.89 before it is rounded"
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("sample", [False, True])
 def test_the_example_reads_every_kind_of_contract(tmp_path, sample):

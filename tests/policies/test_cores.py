@@ -141,6 +141,12 @@ def test_numbers_without_bounds_are_as_they_are():
     assert last(torch.zeros(1, 1, 0), obs, first).tolist() == [[[0.5, 3, 0, 1]]]
 
 
+def test_integers_are_those_that_the_environment_got():
+    last = LastStep(ActionSpec((Continuous((0.0,), (10.0,), integer=True),)), PolicyConfig(core="gru", previous_action=True))
+    obs = {PREVIOUS_ACTION: torch.tensor([[[7.4]]])}
+    assert last(torch.zeros(1, 1, 0), obs, torch.tensor([[False]])).item() == pytest.approx(0.4)
+
+
 def test_action_parts_alone_and_reward_alone():
     action, obs = ActionSpec((Categorical(2),)), {PREVIOUS_ACTION: torch.tensor([[[1]]]), PREVIOUS_REWARD: torch.tensor([[0.1]])}
     first, features = torch.tensor([[False]]), torch.zeros(1, 1, 0)

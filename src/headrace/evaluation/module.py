@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
 from headrace.accelerator.staging import torch_dtype
@@ -91,10 +90,7 @@ class PolicyModule(nn.Module):
         return actions | parameters | ({"next_core": after} if self.core_width else {})
 
     def _action(self, leaf: ActionLeaf, decode: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-        values, dtype = decode(rows[:, leaf.columns]), np.dtype(leaf.space.dtype)
-        if isinstance(leaf.space, spaces.Box) and np.issubdtype(dtype, np.integer):
-            values = values.round()
-        return values.to(torch_dtype(dtype))
+        return decode(rows[:, leaf.columns]).to(torch_dtype(np.dtype(leaf.space.dtype)))
 
 
 def _encoded(leaf: Leaf, x: Tensor) -> Tensor:

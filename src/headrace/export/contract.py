@@ -123,7 +123,7 @@ def _input(leaf: Leaf, config: Config) -> dict[str, Any]:
 
 def _last_step(name: str, config: Config) -> str:
     if name == PREVIOUS_ACTION:
-        return "the action taken before, its numbers in the order of the outputs, choices counted from 0; zeros at first"
+        return "the action that the environment got before, its numbers in the order of outputs, choices from 0; zeros at first"
     c = config.envs
     soft = c.reward_soft_clip
     squashed = f", then x made {soft:g} tanh(x / {soft:g}), times {NEGATIVE:g} where negative" if soft is not None else ""
@@ -230,7 +230,8 @@ def _sampling(spec: EnvSpec, names: list[str]) -> dict[str, Any]:
     ]
     how = (
         "choices: softmax over the logits of each action; numbers: x = mean + std * standard normal, and where squashed "
-        "(low + high) / 2 + (high - low) / 2 * tanh(x), else x, not beyond low or high where there is one"
+        "(low + high) / 2 + (high - low) / 2 * tanh(x), else x, not beyond low or high where there is one; "
+        "rounded where the action's dtype is an integer"
     )
     choices = [part.n for part in spec.action.parts if isinstance(part, Categorical)]
     return {"kind": "distribution", "choices": choices, "numbers": numbers, "log_std_range": list(LOG_STD_RANGE), "how": how}

@@ -135,7 +135,7 @@ def verified(policy: TrainedPolicy, run: os.PathLike[str] | str, exporter: Expor
             data = exported(graph, name)
             player = OnnxPolicy(session(data), contract, policy.config, policy.spec)
             player.number, player.team = policy.number, [player if each is policy else each for each in policy.team]
-            checked = verify(policy, player)
+            checked = verify(policy, player, actions)
         except (ExportError, ConfigError) as error:  # the latter: onnxruntime does not load it
             problems.append(f"  {name}: {error}")
             continue

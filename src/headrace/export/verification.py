@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from headrace.config.seeds import Use, environment_seed
-from headrace.envs.core.contract import Categorical
+from headrace.envs.core.actions import batch_decoder
+from headrace.envs.core.contract import Categorical, Continuous
 from headrace.envs.make import make_group
 from headrace.evaluation.games import Games, team_of
+from headrace.evaluation.interface import ActionLeaf
 from headrace.evaluation.module import act
 from headrace.evaluation.onnx_policy import OnnxPolicy
 from headrace.evaluation.trained_policy import TrainedPolicy
@@ -51,7 +53,7 @@ class Verification:
         self.differences[output] = max(largest, self.differences.get(output, 0.0))
 
 
-def verify(policy: TrainedPolicy, exported: OnnxPolicy) -> Verification:
+def verify(policy: TrainedPolicy, exported: OnnxPolicy, actions: list[ActionLeaf]) -> Verification:
     """Play both in the environment, `STEPS` steps for each of `BATCHES`: each goes on with its own core state, which begins with
     numbers other than zero and is reset half way, and wherever an episode ends.
 
@@ -59,7 +61,7 @@ def verify(policy: TrainedPolicy, exported: OnnxPolicy) -> Verification:
     """
     found = Verification()
     for envs in BATCHES:
-        both = _Both(policy, exported, found)
+        both = _Both(policy, exported, actions, found)
         num_envs = envs * (len(policy.spec.tasks) or 1)
         with closing(make_group(policy.config.env, policy.config.envs, num_envs, training=False)) as group:
             team, player_of = team_of(policy, group.spec)
@@ -73,8 +75,10 @@ def verify(policy: TrainedPolicy, exported: OnnxPolicy) -> Verification:
 class _Both(TrainedPolicy):
     """Acts as the checkpoint does and asks the exported policy the same. The core state is that of both, side by side."""
 
-    def __init__(self, policy: TrainedPolicy, exported: OnnxPolicy, found: Verification):
+    def __init__(self, policy: TrainedPolicy, exported: OnnxPolicy, actions: list[ActionLeaf], found: Verification):
         self._policy, self._exported, self._found, self._calls = policy, exported, found, 0
+        self._decoders = [(leaf.name, leaf.columns, batch_decoder(leaf.space)) for leaf in actions]
+        self._scale = np.concatenate([_scale(part) for part in policy.spec.action.parts])
         self._width = int(policy.model.core_width)
         both = nn.Module()
         both.core_width = 2 * self._width  # type: ignore[assignment]
@@ -110,23 +114,42 @@ class _Both(TrainedPolicy):
         found.batches.append(len(first))
         return rows.numpy(), after
 
-    def _compare_actions(self, ours: np.ndarray, theirs: np.ndarray, outputs: dict[str, np.ndarray]) -> None:
-        """Numbers within the tolerance; choices the same, unless the policy finds both equally good."""
+    def _taken(self, rows: np.ndarray) -> np.ndarray:
+        """The rows of the actions that the environment gets: rounded and within the bounds of their spaces."""
+        return self._exported.rows({name: decode(rows[:, columns]) for name, columns, decode in self._decoders})
+
+    def _compare_actions(self, rows: np.ndarray, theirs: np.ndarray, outputs: dict[str, np.ndarray]) -> None:
+        """What the environment gets: numbers within the tolerance; choices the same, unless the policy finds both equally good,
+        and integers, unless its number is half way between them."""
         values = outputs.get("logits", outputs.get("q"))
+        margin = self._found.tolerance * self._scale
+        ours, below, above = (self._taken(rows + add) for add in (0, -margin, margin))
         column = start = 0
         for part in self.spec.action.parts:
-            mine, its = (rows[:, column : column + part.width] for rows in (ours, theirs))
+            here = slice(column, column := column + part.width)
+            mine, its, scale = ours[:, here], theirs[:, here], self._scale[here]
             if isinstance(part, Categorical):
                 if values is not None and (mine != its).any() and ((its >= 0) & (its < part.n)).all():
                     own = values[:, start : start + part.n]
                     a, b = (np.take_along_axis(own, rows.astype(int), 1) for rows in (mine, its))
                     equal = np.abs(a - b) <= 2 * self._found.tolerance * np.maximum(1.0, np.abs(a))
-                    self._found.other_choices += int((equal & (mine != its)).sum())
-                    its = np.where(equal, mine, its)
+                    its = self._other(mine, its, equal)
                 self._found.note("action", mine, np.where(mine == its, mine, np.inf))
                 start += part.n
             else:
-                low, high = (np.array(bounds) for bounds in (part.low, part.high))
-                scale = np.where(np.isfinite(high - low), np.maximum((high - low) / 2, 1e-12), 1.0)
+                if part.integer:
+                    its = self._other(mine, its, (its == below[:, here]) | (its == above[:, here]))
                 self._found.note("action", mine / scale, its / scale)
-            column += part.width
+
+    def _other(self, mine: np.ndarray, its: np.ndarray, equal: np.ndarray) -> np.ndarray:
+        """The exported policy's choices, with those that are as good as the policy's own made the same and counted."""
+        self._found.other_choices += int((equal & (mine != its)).sum())
+        return np.where(equal, mine, its)
+
+
+def _scale(part: Categorical | Continuous) -> np.ndarray:
+    """Half the range of each number of an action; 1 without bounds, 0 for a choice."""
+    if isinstance(part, Categorical):
+        return np.zeros(1)
+    low, high = np.array(part.low), np.array(part.high)
+    return np.where(np.isfinite(high - low), np.maximum((high - low) / 2, 1e-12), 1.0)

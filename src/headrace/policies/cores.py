@@ -82,7 +82,7 @@ def _scale(low: float, high: float) -> tuple[float, float]:
 class LastStep(nn.Module):
     """The action and the reward before as further inputs of a core, as far as `policy.previous_action` and
     `policy.previous_reward` ask for them: one-hot choices, continuous parts scaled from their bounds to [-1, 1], or without
-    bounds as they are, the reward clipped to [-1, 1] (Espeholt et al. 2018; Kapturowski et al. 2019)."""
+    bounds as they are (integers rounded), the reward clipped to [-1, 1] (Espeholt et al. 2018; Kapturowski et al. 2019)."""
 
     middle: Tensor
     half_range: Tensor
@@ -116,6 +116,7 @@ class LastStep(nn.Module):
                 continue
             here = slice(bound, bound := bound + part.width)
             value = value.clamp(self.low[here], self.high[here]) if self._clamped else value
+            value = value.round() if part.integer else value
             inputs.append(((value - self.middle[here]) / self.half_range[here]).to(features.dtype))
         if self._reward:
             inputs.append(obs[PREVIOUS_REWARD].unsqueeze(-1).clamp(-1, 1).to(features.dtype))

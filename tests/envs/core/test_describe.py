@@ -267,7 +267,7 @@ def test_a_warm_description_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> No
                 "speed": ArraySpec((), np.dtype(np.float32), -0.1, float(np.float32(0.1))),
                 MASK_KEY: ArraySpec((5,), np.dtype(np.uint8), 0, 1),
             },
-            ActionSpec((Categorical(3), Continuous((-np.inf, 1 / 3), (np.inf, 2.5e-300)), Categorical(2))),
+            ActionSpec((Categorical(3), Continuous((-np.inf, 1 / 3), (np.inf, 2.5e-300)), Continuous((0.0,), (9.0,), True))),
             frameskip=4,
             autoreset="same-step",
             name="my/env",

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from hypothesis import given, settings
@@ -103,6 +104,32 @@ def test_decoded_box_actions_stay_within_bounds() -> None:
     space = spaces.Box(-0.1, 0.1, (1,), np.float64)
     (action,) = actions_of.decoder(space)(np.array([[0.1]], np.float32))  # the nearest float32 is above 0.1
     assert space.contains(action)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(5, start=3),
+        spaces.MultiDiscrete([3, 4], start=[1, -2]),
+        spaces.MultiBinary((2, 2)),
+        spaces.Box(-3, 3, (2, 2), np.int8),
+        spaces.Box(0, np.iinfo(np.int32).max, (2,), np.int32),
+        spaces.Box(0, np.inf, (2,), np.float32),
+        spaces.Box(-np.inf, 1, (), np.float64),
+        spaces.Box(-0.1, 0.1, (1,), np.float64),
+    ],
+    ids=str,
+)
+def test_environments_of_tensors_get_the_same_actions(space: spaces.Space) -> None:
+    spec = actions_of.action_spec(space)
+    random = np.random.default_rng(0)
+    rows = random.integers(0, 2, (5, spec.width)) if spec.mask_width else random.normal(0, 2.0**31, (5, spec.width)).clip(-9)
+    rows = rows.astype(spec.dtype)
+    tensors = actions_of.tensor_decoder(space, "cpu", "made up")(torch.from_numpy(rows))
+    arrays = actions_of.batch_decoder(space)(rows)
+    assert np.array_equal(tensors.numpy(), arrays)
+    assert batch_space(space, 5).contains(tensors.numpy().astype(space.dtype))
+    assert not isinstance(space, spaces.Box) or tensors.numpy().dtype == space.dtype
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,8 @@ def _parts(space: spaces.Space[Any]) -> Iterator[Categorical | Continuous]:
     elif isinstance(space, spaces.MultiBinary):
         yield from (Categorical(2) for _ in range(int(np.prod(space.shape))))
     elif isinstance(space, spaces.Box):
-        yield Continuous(tuple(space.low.ravel().astype(float).tolist()), tuple(space.high.ravel().astype(float).tolist()))
+        low, high = (tuple(bound.ravel().astype(float).tolist()) for bound in (space.low, space.high))
+        yield Continuous(low, high, _is_integer(space))
     elif isinstance(space, (spaces.Dict, spaces.Tuple)):
         for _, child in _children(space):
             yield from _parts(child)
@@ -56,6 +57,10 @@ def _parts(space: spaces.Space[Any]) -> Iterator[Categorical | Continuous]:
             f"the action space is or contains {space!r}; Discrete, MultiDiscrete, MultiBinary, Box and Dict or Tuple of these "
             "can be acted in. Wrap the environment in a gymnasium.ActionWrapper that turns it into one of them"
         )
+
+
+def _is_integer(space: spaces.Box) -> bool:
+    return not np.issubdtype(space.dtype, np.floating)
 
 
 def _children(space: spaces.Dict | spaces.Tuple) -> list[tuple[Any, spaces.Space[Any]]]:
@@ -104,7 +109,7 @@ def _taken_apart(space: spaces.Space[Any], batch: Any) -> list[Any]:
 
 def _box_decoder(space: spaces.Box) -> Callable[[np.ndarray], np.ndarray]:
     shape, kind, low, high = space.shape, space.dtype, space.low, space.high
-    rounded = not np.issubdtype(kind, np.floating)
+    rounded = _is_integer(space)
 
     def decode(rows: np.ndarray) -> np.ndarray:
         values = rows.reshape(-1, *shape)
@@ -127,6 +132,14 @@ def tensor_decoder(space: spaces.Space[Any], device: str, env_id: str) -> Callab
         starts = torch.as_tensor(space.start if isinstance(space, spaces.MultiDiscrete) else 0, device=device)
         return lambda rows: rows.view(-1, *shape).long() + starts
     if isinstance(space, spaces.Box):
-        low, high = (torch.as_tensor(x, dtype=torch.float32, device=device) for x in (space.low, space.high))
-        return lambda rows: rows.view(-1, *low.shape).clamp(low, high)
+        low, high = (torch.as_tensor(bound, device=device) for bound in (space.low, space.high))
+        kind, rounded = low.dtype, _is_integer(space)
+        if rounded:  # float32 has not the largest integers
+            low, high = low.double(), high.double()
+
+        def decode(rows: Tensor) -> Tensor:
+            values = rows.view(-1, *low.shape).to(low.dtype)
+            return (values.round() if rounded else values).clamp(low, high).to(kind)
+
+        return decode
     raise UnsupportedSpace(f"{env_id}: the action space is {space!r}; environments of tensors take one tensor of actions")

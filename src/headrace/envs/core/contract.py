@@ -80,6 +80,8 @@ class Continuous:
 
     low: tuple[float, ...]
     high: tuple[float, ...]
+    integer: bool = False
+    """Whether the environment gets them rounded. Action rows hold them as they were drawn."""
 
     @property
     def width(self) -> int:

@@ -59,7 +59,7 @@ def _from_data(data: dict[str, Any]) -> EnvSpec:
         for name, array in data.pop("observation").items()
     }
     parts = tuple(
-        Categorical(**part) if "n" in part else Continuous(tuple(part["low"]), tuple(part["high"]))
+        Categorical(**part) if "n" in part else Continuous(tuple(part["low"]), tuple(part["high"]), part.get("integer", False))
         for part in data.pop("action")["parts"]
     )
     data |= {name: tuple(data.get(name, ())) for name in ("agents", "tasks", "info_metrics")}
