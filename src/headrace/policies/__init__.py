@@ -13,11 +13,11 @@ from headrace.policies.registry import register_network
 
 if TYPE_CHECKING:
     from headrace.policies.distributions import ActionDistribution
-    from headrace.policies.policy import Policy, PolicyOutput
+    from headrace.policies.policy import ActionHead, Policy, PolicyOutput
 
-__all__ = ["ActionDistribution", "Policy", "PolicyOutput", "register_network"]
+__all__ = ["ActionDistribution", "ActionHead", "Policy", "PolicyOutput", "register_network"]
 
-_HOMES = {"ActionDistribution": "distributions", "Policy": "policy", "PolicyOutput": "policy"}
+_HOMES = {"ActionDistribution": "distributions", "ActionHead": "policy", "Policy": "policy", "PolicyOutput": "policy"}
 
 
 def __getattr__(name: str) -> Any:
