@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from headrace.config import Config, ConfigError, LearningConfig
 from headrace.envs.core.contract import ArraySpec, EnvSpec
 from headrace.envs.core.imports import import_files
+from headrace.policies.errors import AgentFault, made, named, shown
 
 if TYPE_CHECKING:  # torch takes seconds
     from torch import Generator, Tensor
@@ -71,8 +72,21 @@ class Algorithm(ABC):
     def backward(self, model: Module, batch: Tensors, config: LearningConfig) -> Tensors:
         """Put the gradient of `loss` into `grad` of the model's parameters, where there is none or 0 before, and return its
         statistics."""
-        loss, statistics = self.loss(model, batch, config)
-        loss.backward()
+        returned = self.loss(model, batch, config)
+        try:
+            loss, statistics = returned
+            loss.backward()
+        except Exception as error:
+            loss, *others = returned if isinstance(returned, tuple | list) else (None,)
+            differentiable = getattr(loss, "requires_grad", None)
+            if differentiable and len(others) == 1 and loss.numel() == 1:
+                raise  # an error of the backward pass
+            came = shown(returned) + (", a loss without a gradient" if differentiable is False else "")
+            who = named(type(self), "loss", "learning.algorithm", config.algorithm)
+            raise AgentFault(
+                f"{who} returned {came}; expected (loss, statistics): a tensor [] computed from what the model returns, without "
+                "detach() or item(), and a dictionary of tensors []"
+            ) from error
         return statistics
 
     def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
@@ -183,11 +197,11 @@ def register_algorithm(
 ) -> Callable[[Callable[[Config], Algorithm]], Callable[[Config], Algorithm]]:
     """Decorator for a function that makes an algorithm for a configuration; `learning.algorithm` selects it by name.
 
-    See `Declaration` for the arguments. Registering a name again replaces the algorithm. Raises `ValueError` for the names of
+    See `Declaration` for the arguments. Registering a name again replaces the algorithm. Raises `ConfigError` for the names of
     the built-in algorithms.
     """
     if name in _declarations and _declarations[name].built_in:
-        raise ValueError(f"{name!r} is a built-in algorithm; choose another name")
+        raise ConfigError(f"{name!r} is a built-in algorithm; choose another name")
 
     def register(make: Callable[[Config], Algorithm]) -> Callable[[Config], Algorithm]:
         declare(Declaration(name, make, experience, defaults or {}, check))
@@ -209,15 +223,26 @@ def declaration(name: str) -> Declaration:
 
 
 def make_algorithm(config: Config) -> Algorithm:
-    """The algorithm that the configuration names. Raises `ConfigError` if there is none."""
-    return declaration(config.learning.algorithm).make(config)
+    """The algorithm that the configuration names. Raises `ConfigError` if there is none, `AgentFault` if the user's own function
+    makes none."""
+    make, name = declaration(config.learning.algorithm).make, config.learning.algorithm
+    return made(
+        make, named(make, "", "learning.algorithm", name), "(config)", lambda: make(config),
+        lambda algorithm: isinstance(algorithm, Algorithm), "an object of a class derived from headrace.learning.Algorithm",
+    )  # fmt: skip
 
 
 def make_agent(config: Config, spec: EnvSpec) -> tuple[Algorithm, Module]:
-    """The algorithm and a freshly initialised model; the same seed gives the same weights in every process."""
+    """The algorithm and a freshly initialised model; the same seed gives the same weights in every process. Raises `AgentFault`
+    for what the user's own code makes instead."""
     import torch  # seconds, which the command line's checks do not need
 
     import_files(config.imports)
     algorithm = make_algorithm(config)
     torch.manual_seed(config.seed)
-    return algorithm, algorithm.make_model(spec, config)
+    own, name = type(algorithm), config.learning.algorithm
+    return algorithm, made(
+        own, named(own, "make_model", "learning.algorithm", name), "(spec, config)", lambda: algorithm.make_model(spec, config),
+        lambda model: isinstance(model, torch.nn.Module) and isinstance(getattr(model, "core_width", None), int),
+        "a torch.nn.Module with the integer attribute core_width: numbers of its core state (`width` of its core), 0 without one",
+    )  # fmt: skip

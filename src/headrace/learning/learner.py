@@ -25,6 +25,7 @@ from headrace.learning.algorithm import Algorithm
 from headrace.learning.minibatches import minibatches
 from headrace.learning.off_policy import ConsecutiveGradients, lag_distribution
 from headrace.learning.optimizers import clip_gradients, make_optimizer
+from headrace.policies.errors import AgentFault, named, shown
 from headrace.policies.normalizer import RunningMeanStd
 
 
@@ -213,6 +214,8 @@ class Learner:
                 measured |= lag_distribution(lag, None if batch.behind is None else batch.behind[real])
                 self._measuring = False
         statistics |= measured
+        if batch.keys is not None and "priority" not in out:
+            raise self._fault("added no 'priority' to the batch", "the new priorities of the replayed samples, float32 [B]")
         return Update(statistics, None if batch.keys is None else out["priority"])
 
     def _optimizer_steps(self, data: Tensors, measured: Tensors) -> tuple[Tensors, Tensors]:
@@ -288,9 +291,17 @@ class Learner:
         else:
             self.optimizer.zero_grad(set_to_none=False)
         statistics = self.algorithm.backward(self.model, full, self.config.learning)
-        self._names = (*statistics, "losses/grad_norm")
+        try:
+            self._names = (*statistics, "losses/grad_norm")
+            stacked = torch.stack([x.detach().float() for x in statistics.values()])
+        except Exception as error:
+            raise self._fault(f"returned the statistics {shown(statistics)}", "tensors [] by name, at least one") from error
         added = {name: x.detach() for name, x in full.items() if name not in part}
-        return added | {"statistics": torch.stack([x.detach().float() for x in statistics.values()])}
+        return added | {"statistics": stacked}
+
+    def _fault(self, came: str, wanted: str) -> AgentFault:
+        who = named(type(self.algorithm), "loss", "learning.algorithm", self.config.learning.algorithm)
+        return AgentFault(f"{who} {came}; expected: {wanted}")
 
     def _applied(self, inputs: Tensors) -> Tensors:
         """The second half, clipping and the optimizer's step: the statistics followed by the gradient's norm, float32 [K]."""
@@ -330,7 +341,8 @@ def _check(steps: Tensor, names: tuple[str, ...], update: int, global_step: int)
     """The gradient's norm is the last column of [n, K]; it is not finite where the loss is not."""
     for numbers in steps[~steps[:, -1].isfinite()].tolist():
         listed = ", ".join(f"{name} {number:.4g}" for name, number in zip(names, numbers, strict=True))
+        first = ", then, in a first update, at what a network or a loss of your own returns" if update == 0 else ""
         raise NotFinite(
             f"update {update}, step {global_step}: the gradient is not finite ({listed}). A smaller learning rate or "
-            "max_grad_norm often helps; look at the rewards first."
+            f"max_grad_norm often helps; look at the rewards first{first}."
         )

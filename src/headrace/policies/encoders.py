@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from headrace.config import ConfigError, PolicyConfig
 from headrace.envs.core.contract import ArraySpec
 from headrace.policies.activations import ACTIVATIONS
+from headrace.policies.errors import made, named
 from headrace.policies.pixels import channels_last
 from headrace.policies.registry import NETWORKS
 
@@ -34,13 +35,18 @@ def network_names() -> list[str]:
 
 
 def make_network(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
-    """The network that `config.encoder` names. Raises `ConfigError`, with the nearest names, if there is none."""
+    """The network that `config.encoder` names. Raises `ConfigError`, with the nearest names, if there is none, and `AgentFault`
+    if the user's own function makes none."""
     if config.encoder not in NETWORKS:
         names = network_names()
         near = difflib.get_close_matches(config.encoder, names, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         raise ConfigError(f"there is no network {config.encoder!r}; {hint}known: {', '.join(names)}")
-    network = NETWORKS[config.encoder](observation, config)
+    make = NETWORKS[config.encoder]
+    network = made(
+        make, named(make, "", "policy.encoder", config.encoder), "(observation, config)", lambda: make(observation, config),
+        lambda network: isinstance(network, nn.Module), "a torch.nn.Module with the attribute out_features",
+    )  # fmt: skip
     out_features(network)
     return network
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headrace.config import PolicyConfig
+from headrace.config import ConfigError, PolicyConfig
 from headrace.envs.core.contract import ArraySpec
 
 if TYPE_CHECKING:  # rollout workers also import the user's file that registers a network, and they never load torch
@@ -24,12 +24,13 @@ NETWORKS: dict[str, MakeNetwork] = {}
 
 
 def register_network(name: str) -> Callable[[MakeNetwork], MakeNetwork]:
-    """Decorator: make the network known as `name`. Raises `ValueError` if another function has the name."""
+    """Decorator: make the network known as `name`. Raises `ConfigError` if another function has the name."""
 
     def register(function: MakeNetwork) -> MakeNetwork:
         known = NETWORKS.get(name)
         if known is not None and (known.__module__, known.__qualname__) != (function.__module__, function.__qualname__):
-            raise ValueError(f"there is a network {name!r} already: {known.__module__}.{known.__qualname__}")
+            where = f"{known.__module__}.{known.__qualname__}"
+            raise ConfigError(f"there is a network {name!r} already: {where}; choose another name")
         NETWORKS[name] = function
         return function
 

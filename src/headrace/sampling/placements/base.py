@@ -44,7 +44,8 @@ Learn = Callable[["Placement", int], Iterator[Message | None]]
 class Placement(ABC):
     """See the module. `make_agent` makes an algorithm and its model, the same in every process.
 
-    Raises `MemoryError` where there is too little memory, `ConfigError` for a replay that cannot hold these observations.
+    Raises `MemoryError` where there is too little memory, `ConfigError` for a replay that cannot hold these observations,
+    `AgentFault` for a network, a core or an algorithm of the user's own that cannot act.
     """
 
     trajectory_fields: Collection[str] | None = None
@@ -67,7 +68,12 @@ class Placement(ABC):
         self.restarts = 0  # processes replaced so far
         self.waited = 0.0  # until when the learners had to wait for those of other machines (perf_counter)
         self.configs = policy_configs(config)  # the settings of each policy
-        self.memory = self.allocate([make_agent(own, spec.of_policy(p)) for p, own in enumerate(self.configs)])
+        from headrace.sampling.trial import try_agent  # it imports torch
+
+        agents = [make_agent(own, spec.of_policy(p)) for p, own in enumerate(self.configs)]
+        for p, own in enumerate(self.configs):
+            try_agent(*agents[p], own, spec.of_policy(p))
+        self.memory = self.allocate(agents)
 
     def make_member(self, member: int, device: str) -> Agent:
         """The algorithm and the model of a member, which acts on `device`: precision `auto` is that of this device, and not of

@@ -1,0 +1,95 @@
+"""A trial of the user's own network, core and `act` before anything is started: one step from observations of zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from headrace.accelerator.staging import torch_dtype
+from headrace.arrays import ArraySpec
+from headrace.config import Config
+from headrace.envs.core.contract import MASK_KEY, EnvSpec
+from headrace.policies.encoders import NETWORKS, out_features
+from headrace.policies.errors import AgentFault, failed, is_own, named, shown
+from headrace.policies.policy import Trunk, TwoNetworks
+from headrace.sampling.trajectory_fields import trajectory_fields
+
+N = 2  # observations: with one, a result without a batch dimension could look right
+
+
+def try_agent(algorithm: Any, model: nn.Module, config: Config, spec: EnvSpec) -> None:
+    """Let an agent with code of the user's own act once, on the CPU. The model must not be used afterwards.
+
+    Raises `AgentFault` for errors of this code and for results of other shapes. Where the run is on another device, errors are
+    left for the run to show: the code may need that device.
+    """
+    if not is_own(NETWORKS.get(config.policy.encoder, Trunk)) and not is_own(type(algorithm)):
+        return
+    trial = _Trial(config)
+    for part in model.modules():
+        if isinstance(part, Trunk):
+            trial.watch_parts(part)
+    try:
+        trial.act(algorithm, model.eval(), spec)
+    except AgentFault:
+        raise
+    except Exception as error:
+        if config.device == "cpu":
+            raise failed(*trial.calls[-1], error) from error
+
+
+class _Trial:
+    def __init__(self, config: Config):
+        self.config, self.algorithm = config, config.learning.algorithm
+        self.calls: list[tuple[str, str]] = []  # that have not returned, the innermost last: whose, and with what
+
+    def watch_parts(self, trunk: Trunk) -> None:
+        """Compare what the user's own network and core return with what their attributes say."""
+        core, encoder, size = trunk.core, self.config.policy.encoder, trunk.out_features
+        network = trunk.network.actor if isinstance(trunk.network, TwoNetworks) else trunk.network
+        if is_own(NETWORKS.get(encoder, Trunk)):
+            who = named(type(network), "forward", "policy.encoder", encoder)
+            self._watch(network, who, "[N, out_features]", lambda given: torch.empty(N, out_features(network)))
+        if core is not None and is_own(type(core)):
+            who = named(type(core), "forward", "the core of learning.algorithm", self.algorithm)
+            shapes = "[T, B, policy.core_size] and, after the last row, [B, width]"
+            self._watch(core, who, shapes, lambda given: (torch.empty(1, N, size), given[1]))
+
+    @torch.inference_mode()
+    def act(self, algorithm: Any, model: nn.Module, spec: EnvSpec) -> None:
+        obs = {name: _rows(array) + (name == MASK_KEY) for name, array in spec.observation.items()}
+        core = torch.zeros(N, cast(int, model.core_width))
+        given = obs, core, torch.ones(N, dtype=torch.bool), torch.arange(N)
+        who = named(type(algorithm), "act", "learning.algorithm", self.algorithm)
+        self.calls.append((who, f"(model, {shown(given)[1:-1]}, generator)"))
+        returned = algorithm.act(model, *given, torch.Generator().manual_seed(0))
+        known = trajectory_fields(spec, core.shape[1], algorithm.extra_fields(spec))
+        there = returned[0] if isinstance(returned, tuple) and returned and isinstance(returned[0], dict) else {}
+        fields = {name: _rows(array) for name, array in known.items() if name == "action" or name in there}
+        self._expect(returned, (fields, core), "action, any of log_prob, value and extra_fields; and the core state")
+
+    def _watch(self, module: nn.Module, who: str, shapes: str, wanted: Callable[[Any], Any]) -> None:
+        module.register_forward_pre_hook(lambda _, given: self.calls.append((who, shown(given))))
+        module.register_forward_hook(lambda _, given, out: self._expect(out, wanted(given), shapes))
+
+    def _expect(self, returned: Any, wanted: Any, shapes: str) -> None:
+        """Compare what the innermost call returned with tensors of the right shapes, which `shapes` puts into words."""
+        who, _ = self.calls.pop()
+        if not self._fits(returned, wanted):
+            raise AgentFault(f"{who} returned {shown(returned)} for {N} observations; expected {shown(wanted)}: {shapes}")
+
+    def _fits(self, x: Any, wanted: Any) -> bool:
+        if isinstance(wanted, dict):
+            return isinstance(x, dict) and x.keys() == wanted.keys() and all(self._fits(x[n], wanted[n]) for n in wanted)
+        if isinstance(wanted, tuple):
+            return isinstance(x, tuple) and len(x) == len(wanted) and all(map(self._fits, x, wanted))
+        here = isinstance(x, Tensor) and (x.device.type == "cpu" or self.config.device != "cpu")
+        return here and x.shape == wanted.shape and (wanted.is_floating_point() or not x.is_floating_point())
+
+
+def _rows(array: ArraySpec) -> Tensor:
+    """Zeros, or the bound next to 0."""
+    return torch.full((N, *array.shape), min(max(0, array.low), array.high), dtype=torch_dtype(array.dtype))
