@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from headrace.arrays import ArraySpec
 from headrace.config import Config, ConfigError
-from headrace.envs.core.actions import action_spec
+from headrace.envs.core.actions import action_spec, choices_of, flattened
 from headrace.envs.core.contract import MASK_KEY, EnvSpec
 from headrace.envs.core.last_step import last_step_names, without_last_step
 from headrace.envs.core.settings import options_of
@@ -56,18 +56,11 @@ def _last_step(name: str, array: ArraySpec) -> Leaf:
 
 
 def _action_leaves(space: spaces.Space[Any]) -> list[ActionLeaf]:
-    found: list[ActionLeaf] = []
-
-    def visit(space: spaces.Space[Any], path: tuple[str | int, ...]) -> None:
-        if isinstance(space, spaces.Dict | spaces.Tuple):
-            children = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-            for key, child in children:
-                visit(child, (*path, key))
-            return
-        start = found[-1].columns.stop if found else 0
-        found.append(ActionLeaf(path, space, slice(start, start + action_spec(space).width)))
-
-    visit(space, ())
+    found, start = list[ActionLeaf](), 0
+    for path, part in flattened(space):
+        end = start + action_spec(part).width
+        found.append(ActionLeaf(path, part, slice(start, end)))
+        start = end
     return found
 
 
@@ -84,10 +77,9 @@ def encoding_of(leaf: Leaf) -> dict[str, Any]:
     """
     array: dict[str, Any] = {"rows": list(leaf.spec.shape), "dtype": leaf.spec.dtype.name}
     space = leaf.source
-    if leaf.name != MASK_KEY and isinstance(space, spaces.Discrete):
-        return {"kind": "one-hot", "n": [int(space.n)], "start": [int(space.start)], **array}
-    if leaf.name != MASK_KEY and isinstance(space, spaces.MultiDiscrete):
-        return {"kind": "one-hot", "n": space.nvec.ravel().tolist(), "start": space.start.ravel().tolist(), **array}
+    if leaf.name != MASK_KEY and isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        n, start = (numbers.tolist() for numbers in choices_of(space))
+        return {"kind": "one-hot", "n": n, "start": start, **array}
     if leaf.spec.is_image and isinstance(space, spaces.Box):
         high = float(np.max(space.high))
         return {"kind": "image", "channels_last": is_channels_last(space.shape), "high": high, **array}

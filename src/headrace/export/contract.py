@@ -18,6 +18,7 @@ from gymnasium import spaces
 from headrace.config import Config
 from headrace.config.envs import OF_ONE_MACHINE
 from headrace.config.io import to_dict
+from headrace.envs.core.actions import choices_of
 from headrace.envs.core.contract import MASK_KEY, Categorical, Continuous, EnvSpec
 from headrace.envs.core.imports import needed_code
 from headrace.envs.core.last_step import PREVIOUS_ACTION, PREVIOUS_REWARD
@@ -101,12 +102,10 @@ def _input(leaf: Leaf, config: Config) -> dict[str, Any]:
             "encoding": encoding_of(leaf), "meaning": _last_step(leaf.name, config),
         }  # fmt: skip
     space = leaf.source
-    low = getattr(space, "low", np.zeros(1)) if isinstance(space, spaces.Box) else np.zeros(1)
-    high = space.high if isinstance(space, spaces.Box) else np.ones(1)
-    if isinstance(space, spaces.Discrete):
-        low, high = np.array(space.start), np.array(space.start + space.n - 1)
-    elif isinstance(space, spaces.MultiDiscrete):
-        low, high = space.start, space.start + space.nvec - 1
+    low, high = (space.low, space.high) if isinstance(space, spaces.Box) else (np.zeros(1), np.ones(1))
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        n, low = choices_of(space)
+        high = low + n - 1
     unit = "1: allowed, 0: forbidden" if leaf.name == MASK_KEY else "brightness" if leaf.spec.is_image else "the environment's"
     return {
         "name": leaf.name,
@@ -166,10 +165,9 @@ def _action(leaf: ActionLeaf, meanings: tuple[str, ...] | None) -> dict[str, Any
     }
     if isinstance(space, spaces.Box):
         return item | {"low": _bound(space.low), "high": _bound(space.high), "unit": "the environment's"}
-    n = space.nvec.ravel().tolist() if isinstance(space, spaces.MultiDiscrete) else [2] * item["width"]
-    start = space.start.ravel().tolist() if isinstance(space, spaces.MultiDiscrete) else [0] * item["width"]
-    if isinstance(space, spaces.Discrete):
-        n, start = [int(space.n)], [int(space.start)]
+    n, start = [2] * item["width"], [0] * item["width"]  # MultiBinary
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        n, start = (numbers.tolist() for numbers in choices_of(space))
     return item | {"n": n, "start": start, "meanings": list(meanings) if meanings and len(meanings) == n[0] else None}
 
 

@@ -40,23 +40,35 @@ def check_choices(what: str, number: int, wrapper: str) -> None:
 
 
 def _parts(space: spaces.Space[Any]) -> Iterator[Categorical | Continuous]:
-    if isinstance(space, spaces.Discrete):
-        yield Categorical(int(space.n))
-    elif isinstance(space, spaces.MultiDiscrete):
-        yield from (Categorical(int(n)) for n in space.nvec.ravel())
-    elif isinstance(space, spaces.MultiBinary):
-        yield from (Categorical(2) for _ in range(int(np.prod(space.shape))))
-    elif isinstance(space, spaces.Box):
-        low, high = (tuple(bound.ravel().astype(float).tolist()) for bound in (space.low, space.high))
-        yield Continuous(low, high, _is_integer(space))
-    elif isinstance(space, (spaces.Dict, spaces.Tuple)):
-        for _, child in _children(space):
-            yield from _parts(child)
+    for _, part in flattened(space):
+        if isinstance(part, spaces.Discrete | spaces.MultiDiscrete):
+            yield from map(Categorical, choices_of(part)[0].tolist())
+        elif isinstance(part, spaces.MultiBinary):
+            yield from (Categorical(2) for _ in range(int(np.prod(part.shape))))
+        elif isinstance(part, spaces.Box):
+            low, high = (tuple(bound.ravel().astype(float).tolist()) for bound in (part.low, part.high))
+            yield Continuous(low, high, _is_integer(part))
+        else:
+            raise UnsupportedSpace(
+                f"the action space is or contains {part!r}; Discrete, MultiDiscrete, MultiBinary, Box and Dict or Tuple of these "
+                "can be acted in. Wrap the environment in a gymnasium.ActionWrapper that turns it into one of them"
+            )
+
+
+def choices_of(space: spaces.Discrete | spaces.MultiDiscrete) -> tuple[np.ndarray, np.ndarray]:
+    """How many choices each of the space's K numbers has, and the first of them: int64 [K] both, which NumPy can add (it adds
+    int64 and uint64 as floats)."""
+    numbers = space.n if isinstance(space, spaces.Discrete) else space.nvec
+    return np.ravel(numbers).astype(np.int64), np.ravel(space.start).astype(np.int64)
+
+
+def flattened(space: spaces.Space[Any], path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """The spaces that are no Dict or Tuple, in order, each after the keys that lead to it through nested Dicts and Tuples."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        for key, child in _children(space):
+            yield from flattened(child, (*path, key))
     else:
-        raise UnsupportedSpace(
-            f"the action space is or contains {space!r}; Discrete, MultiDiscrete, MultiBinary, Box and Dict or Tuple of these "
-            "can be acted in. Wrap the environment in a gymnasium.ActionWrapper that turns it into one of them"
-        )
+        yield path, space
 
 
 def _is_integer(space: spaces.Box) -> bool:

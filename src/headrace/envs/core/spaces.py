@@ -20,7 +20,7 @@ A space that is no Dict or Tuple has the name "obs". The entry `MASK_KEY` of a D
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ import numpy as np
 from gymnasium import spaces
 
 from headrace.config import EnvConfig
-from headrace.envs.core.actions import action_spec, check_choices
+from headrace.envs.core.actions import action_spec, check_choices, choices_of, flattened
 from headrace.envs.core.contract import MASK_KEY, ActionSpec, ArraySpec, EnvSpec
 from headrace.envs.core.errors import BadObservation, UnsupportedSpace
 
@@ -95,10 +95,11 @@ def leaves(space: spaces.Space[Any]) -> list[Leaf]:
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return [_leaf(space, PLAIN_KEY, ())]
     found: dict[str, Leaf] = {}
-    for leaf in _leaves(space, ()):
+    for path, part in flattened(space):
+        leaf = _leaf(part, "/".join(map(str, path)), path)
         if leaf.name in found:
             raise UnsupportedSpace(
-                f"two entries of the observation, at {list(found[leaf.name].path)} and {list(leaf.path)}, are both called "
+                f"two entries of the observation, at {list(found[leaf.name].path)} and {list(path)}, are both called "
                 f"{leaf.name!r} when their keys are joined. Rename one of them in a gymnasium.ObservationWrapper"
             )
         found[leaf.name] = leaf
@@ -114,17 +115,6 @@ def observation_spec(space: spaces.Space[Any]) -> dict[str, ArraySpec]:
     return {leaf.name: leaf.spec for leaf in leaves(space)}
 
 
-def _leaves(space: spaces.Space[Any], path: tuple[str | int, ...]) -> Iterator[Leaf]:
-    if isinstance(space, spaces.Dict):
-        for key, child in space.spaces.items():
-            yield from _leaves(child, (*path, key))
-    elif isinstance(space, spaces.Tuple):
-        for index, child in enumerate(space.spaces):
-            yield from _leaves(child, (*path, index))
-    else:
-        yield _leaf(space, "/".join(map(str, path)), path)
-
-
 def _leaf(space: spaces.Space[Any], name: str, path: tuple[str | int, ...]) -> Leaf:
     if not isinstance(space, spaces.Space):
         raise UnsupportedSpace(f"the observation is described by {space!r:.60}, which is none of Gymnasium's spaces")
@@ -138,12 +128,8 @@ def _leaf(space: spaces.Space[Any], name: str, path: tuple[str | int, ...]) -> L
         return Leaf(name, path, space, spec, write_reshaped)
     if isinstance(space, spaces.Box):
         return Leaf(name, path, space, *_box(space))
-    if isinstance(space, spaces.Discrete):
-        return _one_hot(space, name, path, np.array([int(space.n)]), np.array([int(space.start)]))
-    if isinstance(space, spaces.MultiDiscrete):
-        # the same integer type for both: NumPy adds int64 and uint64 as floats
-        nvec, start = space.nvec.ravel().astype(np.int64), space.start.ravel().astype(np.int64)
-        return _one_hot(space, name, path, nvec, start)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return _one_hot(space, name, path)
     if isinstance(space, spaces.MultiBinary):
         return Leaf(name, path, space, ArraySpec(space.shape, np.dtype(np.float32), 0, 1), write_reshaped)
     raise UnsupportedSpace(
@@ -231,7 +217,8 @@ def _cv2_split() -> Callable[[np.ndarray, list[np.ndarray]], Any] | None:
     return cv2.split
 
 
-def _one_hot(space: spaces.Space[Any], name: str, path: tuple[str | int, ...], nvec: np.ndarray, start: np.ndarray) -> Leaf:
+def _one_hot(space: spaces.Discrete | spaces.MultiDiscrete, name: str, path: tuple[str | int, ...]) -> Leaf:
+    nvec, start = choices_of(space)
     check_choices(f"observation {name!r} is {space!r}", int(nvec.sum()), "ObservationWrapper")
     offset = np.concatenate([[0], np.cumsum(nvec)[:-1]])
 
