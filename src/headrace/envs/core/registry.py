@@ -26,7 +26,6 @@ import difflib
 import importlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,36 +42,27 @@ from headrace.envs.core.wrappers import APPLIED_TO_MATCHES, check_applied, prepr
 # -- built-in families --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Module:
-    """A family's module, and the extra, or else the instructions, that install the packages it needs."""
-
-    module: str
-    extra: str | None = None
-    installation: str = ""
-
-
 _LAB = "https://github.com/google-deepmind/lab/blob/master/docs/users/build.md"
-FAMILIES: dict[str, _Module] = {
-    "gym": _Module("headrace.envs.families.gym"),
-    "atari": _Module("headrace.envs.atari.family", "atari"),
-    "vizdoom": _Module("headrace.envs.vizdoom.family", "vizdoom"),
-    "dm_control": _Module("headrace.envs.families.dm_control", "dm-control"),
-    "torch": _Module("headrace.envs.families.torch_envs"),
-    "pettingzoo": _Module("headrace.envs.families.pettingzoo", "pettingzoo"),
-    "dmlab": _Module("headrace.envs.families.dmlab", installation=f"build deepmind_lab as {_LAB} says"),
-    "python": _Module("headrace.envs.families.python"),
+FAMILIES: dict[str, tuple[str, str]] = {
+    "gym": ("headrace.envs.families.gym", ""),
+    "atari": ("headrace.envs.atari.family", 'pip install "headrace[atari]"'),
+    "vizdoom": ("headrace.envs.vizdoom.family", 'pip install "headrace[vizdoom]"'),
+    "dm_control": ("headrace.envs.families.dm_control", 'pip install "headrace[dm-control]"'),
+    "torch": ("headrace.envs.families.torch_envs", ""),
+    "pettingzoo": ("headrace.envs.families.pettingzoo", 'pip install "headrace[pettingzoo]"'),
+    "dmlab": ("headrace.envs.families.dmlab", f"build deepmind_lab as {_LAB} says"),
+    "python": ("headrace.envs.families.python", ""),
 }
+"""By name: the family's module, and how to install the packages that it needs; empty if those of Headrace are all."""
 
 
 def _family(name: str) -> Family:
-    known = FAMILIES.get(name)
-    if known is None:
+    if name not in FAMILIES:
         raise UnknownEnvironment(f"there is no environment family {name!r}; there are {', '.join(FAMILIES)}")
+    module, how = FAMILIES[name]
     try:
-        family: Family = importlib.import_module(known.module).FAMILY
+        family: Family = importlib.import_module(module).FAMILY
     except ImportError as error:
-        how = known.installation or (known.extra and f'pip install "headrace[{known.extra}]"')
         if not how or (error.name or "").startswith("headrace"):
             raise
         raise MissingExtra(f"{name} environments need packages that are not installed: {how}") from error
