@@ -46,17 +46,8 @@ def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None)
     Raises `UnknownEnvironment`, `MissingExtra`, `ConfigError` for a render mode that the environment does not have, or
     `EnvironmentFault` where its constructor fails.
     """
-    if render_mode is None:
-        return _make_env(env_id, options, None)
-    render_without_screen()
-    env = _make_env(env_id, options, render_mode)
-    if render_mode not in (modes := (env.metadata or {}).get("render_modes", ())):
-        env.close()
-        raise ConfigError(f"{env_id} has no render mode {render_mode!r}; it has {', '.join(map(repr, modes)) or 'none'}")
-    return env
-
-
-def _make_env(env_id: str, options: EnvConfig, render_mode: str | None) -> Env:
+    if render_mode is not None:
+        render_without_screen()
     check_one(env_id)
     family, name = family_of(env_id)
     if family.make is None:
@@ -67,7 +58,10 @@ def _make_env(env_id: str, options: EnvConfig, render_mode: str | None) -> Env:
         env = family.make(name, options, render_mode=render_mode)
         if options.reward_weights:
             env.get_wrapper_attr("set_reward_weights")(dict(options.reward_weights))
-        return env
+    if render_mode is not None and render_mode not in (modes := (env.metadata or {}).get("render_modes", ())):
+        env.close()
+        raise ConfigError(f"{env_id} has no render mode {render_mode!r}; it has {', '.join(map(repr, modes)) or 'none'}")
+    return env
 
 
 @contextmanager
