@@ -62,9 +62,7 @@ def make_parallel(name: str, options: EnvConfig, *, render_mode: str | None = No
             warnings.simplefilter("ignore")  # PettingZoo warns of modules that it imports itself
             if known.startswith("mpe2/"):
                 return importlib.import_module(known.replace("/", ".")).parallel_env(**kwargs)
-            if known in pettingzoo.parallel_registry:
-                return pettingzoo.make("parallel", known, **kwargs)
-            return pettingzoo.make("aec", known, **kwargs)
+            return pettingzoo.make("parallel" if known in pettingzoo.parallel_registry else "aec", known, **kwargs)
     except (ImportError, FailedToImport) as error:
         advice = "pip install mpe2" if known.startswith("mpe2/") else str(error)
         raise ConfigError(f"pettingzoo/{name} needs packages that are not installed: {advice}") from error
