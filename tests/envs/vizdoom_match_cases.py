@@ -35,6 +35,11 @@ def match(name: str = "multi_duel", frameskip: int = 4, max_episode_steps: int |
         made.close()
 
 
+def engine_pids(env: Match) -> list[int]:
+    """Process ids of the engines; empty before the first reset and after a failure."""
+    return [seat.engine.pid for seat in env._seats if seat.engine is not None]
+
+
 def actions(env: Match, rng: np.random.Generator) -> dict[str, Any]:
     counts = [len(head.presses) for head in env.players[0].heads]
     chosen = [tuple(int(rng.integers(n)) for n in counts) for _ in env.agents]
@@ -78,7 +83,7 @@ def test_players_are_in_step_and_see_the_same_game() -> None:
         with pytest.raises(RuntimeError, match="over"):
             env.step({})
         assert env.starts == 1
-    assert env.engine_pids == []
+    assert engine_pids(env) == []
 
 
 @pytest.mark.parametrize("name", ["multi_duel", "multi_deathmatch"])
@@ -120,7 +125,7 @@ def test_a_killed_or_stopped_player_ends_its_match_only() -> None:
         for how in (signal.SIGKILL, signal.SIGSTOP):
             env.reset(seed=0)
             env.step(actions(env, rng))
-            engines = env.engine_pids
+            engines = engine_pids(env)
             os.kill(engines[1], how)
             begun = time.monotonic()
             observations, rewards, _, truncations, infos = env.step(actions(env, rng))
@@ -132,7 +137,7 @@ def test_a_killed_or_stopped_player_ends_its_match_only() -> None:
             assert infos["player_1"]["restarted"]
             assert np.isnan(infos["player_1"]["outcome"]), "it would count as a draw"
             assert np.isnan(infos["player_1"]["true_objective"]), "it would count as a match without frags"
-            assert env.engine_pids == []
+            assert engine_pids(env) == []
             assert not any(_exists(pid) for pid in engines)
             if not other.agents:
                 other.reset()
@@ -148,7 +153,7 @@ def test_a_player_lost_between_matches() -> None:
     with match() as env:
         env.reset(seed=0)
         play(env, rng)
-        os.kill(env.engine_pids[0], signal.SIGKILL)
+        os.kill(engine_pids(env)[0], signal.SIGKILL)
         env.reset()
         assert play(env, rng)[0] == 10
         assert env.starts == 2
@@ -204,7 +209,7 @@ def test_engines_have_the_library_that_yields() -> None:
     """Without it, engines that share a core keep each other from running (docs/vizdoom.md, what a match costs)."""
     with match() as env:
         env.reset(seed=0)
-        for pid in env.engine_pids:
+        for pid in engine_pids(env):
             assert str(game.yield_library()) in Path(f"/proc/{pid}/maps").read_text()
 
 
@@ -217,7 +222,7 @@ def test_they_have_it_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(game, "_process_folder", cache(game._process_folder.__wrapped__))
     with match() as env:
         env.reset(seed=0)
-        for pid in env.engine_pids:
+        for pid in engine_pids(env):
             assert str(library) in Path(f"/proc/{pid}/maps").read_text()
 
 
@@ -262,7 +267,7 @@ def test_every_player_has_its_own_weights_also_after_a_restart() -> None:
             assert env.starts == starts
             weights = [player.shaping.weights for player in env.players if player.shaping is not None]
             assert weights == [PRESETS["self_play"], PRESETS["self_play"] | {"frag": 3.0}]
-            os.kill(env.engine_pids[0], signal.SIGKILL)
+            os.kill(engine_pids(env)[0], signal.SIGKILL)
             env.step(actions(env, np.random.default_rng(0)))
 
 

@@ -111,11 +111,6 @@ class Match:
     def players(self) -> list[Player]:
         return [seat.player for seat in self._seats]
 
-    @property
-    def engine_pids(self) -> list[int]:
-        """Process ids of the engines; empty before the first reset and after a failure."""
-        return [seat.engine.pid for seat in self._seats if seat.engine is not None]
-
     # -- ParallelEnv ------------------------------------------------------------------------------------------------------
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
