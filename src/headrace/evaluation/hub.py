@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from headrace.config.errors import ConfigError, package
 
 FILES = ("config.json", "model.safetensors")
 """All that is fetched: settings and weights. Nothing that is fetched is executed or unpickled."""
-
-
-def hub() -> Any:
-    """The package huggingface_hub, whose business the token is. Raises `ConfigError` if it is not installed."""
-    return package("huggingface_hub", "hub")
 
 
 def local_folder(run: os.PathLike[str] | str) -> Path:
@@ -26,7 +20,7 @@ def local_folder(run: os.PathLike[str] | str) -> Path:
     if (scheme, colon) != ("hf", ":"):
         return Path(run)
     name, _, revision = rest.strip("/").partition("@")
-    library = hub()
+    library = package("huggingface_hub", "hub")
     try:
         folder = Path(library.snapshot_download(name, revision=revision or None, allow_patterns=list(FILES)))
     except (library.errors.HfHubHTTPError, library.errors.HFValidationError, OSError) as error:

@@ -18,7 +18,6 @@ from headrace.config.cluster import ClusterConfig
 from headrace.config.envs import OF_ONE_MACHINE
 from headrace.config.errors import package
 from headrace.config.run import RunConfig
-from headrace.evaluation.hub import hub
 from headrace.evaluation.policy import Which
 from headrace.evaluation.video import record
 from headrace.export.browser_page import check_world, page, runtime
@@ -59,7 +58,7 @@ def share(
     Returns the folder. Raises what `export_policy` raises, `ConfigError` where a policy needs others of its run, and for what the
     hub refuses.
     """
-    library = hub()
+    library = package("huggingface_hub", "hub")
     try:
         package("huggingface_hub.utils", "hub").validate_repo_id(repo)
     except library.errors.HFValidationError as error:
