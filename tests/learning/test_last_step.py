@@ -18,7 +18,6 @@ from headrace.envs.core.registry import register
 from headrace.envs.make import describe_run
 from headrace.evaluation.evaluate import evaluate
 from headrace.evaluation.trained_policy import TrainedPolicy
-from headrace.experience import make_experience
 from headrace.experience.batch import Batch
 from headrace.learning.algorithm import make_agent, make_algorithm
 from headrace.make_config import make_config
@@ -111,8 +110,8 @@ def test_sequences_are_replayed_with_them_burn_in_and_all(tmp_path: Path) -> Non
            "replay.capacity": 4_000, "learning.batch_size": 32},
     )  # fmt: skip
     placement = make_placement(config, describe_run(config), make_agent)
-    sampler, memory = SerialSampler(placement), placement.memory  # type: ignore[arg-type]
-    experience: Any = make_experience(config, memory.policies[0], memory.control, range(16), lambda n: sampler.collect(0, n))
+    placement.sampler = SerialSampler(placement)
+    experience = placement.batches(0, range(16))
     while not isinstance(batch := experience.next(), Batch):
         pass
     data = {name: x.numpy() for name, x in batch.data.items()}

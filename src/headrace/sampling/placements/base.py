@@ -138,9 +138,15 @@ class Placement(ABC):
 
     def batches(self, p: int, reported_envs: range) -> Any:
         """The experience that policy p learns from. `reported_envs`: the environments whose episodes are reported."""
-        from headrace.experience import make_experience
+        config, memory, collect = self.configs[p], self.memory.policies[p], self.collector(p)
+        if memory.replay is None:
+            from headrace.experience.on_policy import OnPolicyExperience
 
-        return make_experience(self.configs[p], self.memory.policies[p], self.memory.control, reported_envs, self.collector(p))
+            slots, on_device = config.slots_per_batch, memory.device_observations
+            return OnPolicyExperience(memory.trajectories, slots, config.device, collect, on_device, reported_envs)
+        from headrace.experience.replay.experience import ReplayExperience
+
+        return ReplayExperience(config, memory.trajectories, self.memory.control, memory.replay, collect, reported_envs)
 
     def collector(self, p: int) -> Callable[[int], None] | None:
         """A function that steps the environments until n trajectories of policy p are finished; None: workers step them."""
