@@ -9,8 +9,8 @@ from torch import nn
 from headrace.config import ConfigError, PolicyConfig
 from headrace.envs.core.contract import ArraySpec
 from headrace.policies.activations import ELU
-from headrace.policies.encoders import PixelConv2d, make_network, network_names
-from headrace.policies.registry import register_network
+from headrace.policies.encoders import PixelConv2d, make_network
+from headrace.policies.registry import NETWORKS, register_network
 
 UINT8, FLOAT32 = np.dtype(np.uint8), np.dtype(np.float32)
 ATARI = {"obs": ArraySpec((4, 84, 84), UINT8)}
@@ -130,7 +130,7 @@ def test_a_user_registers_a_network_with_one_function():
 
     network = make_network(ATARI, PolicyConfig(encoder="pooled"))
     assert network(observations(ATARI)).shape == (2, 4)
-    assert "pooled" in network_names()
+    assert "pooled" in NETWORKS
     register_network("pooled")(pooled)  # importing the same file twice is no conflict
     with pytest.raises(ValueError, match="pooled"):
         register_network("pooled")(lambda observation, config: nn.Identity())

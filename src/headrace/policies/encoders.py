@@ -30,15 +30,11 @@ Layers = tuple[tuple[int, int, int], ...]
 """Convolutions: channels, kernel, stride."""
 
 
-def network_names() -> list[str]:
-    return sorted(NETWORKS)
-
-
 def make_network(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
     """The network that `config.encoder` names. Raises `ConfigError`, with the nearest names, if there is none, and `AgentFault`
     if the user's own function makes none."""
     if config.encoder not in NETWORKS:
-        names = network_names()
+        names = sorted(NETWORKS)
         near = difflib.get_close_matches(config.encoder, names, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         raise ConfigError(f"there is no network {config.encoder!r}; {hint}known: {', '.join(names)}")
