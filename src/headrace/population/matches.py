@@ -40,8 +40,7 @@ class WorkerMatches:
         self._agents, self._population = spec.agents, Population(standings, settings, spec)
         self._generator = np.random.default_rng(seed)
         self._matches: dict[int, NextMatch] = {}
-        self._playing: dict[int, list[int]] = {}
-        """The members in each match, by its number."""
+        self._playing: dict[int, list[int]] = {}  # the members in each match, by its number
         standings.users[worker] = 0  # of a worker that has died
 
     def begin(self, number: int, outcomes: Callable[[], np.ndarray]) -> Sequence[int]:

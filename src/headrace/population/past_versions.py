@@ -43,10 +43,8 @@ class PastVersions:
         self._standings = placement.memory.standings
         self._cursors = b""
         """The slots and rows of the lanes that p acts for, and the numbers of its trajectories, when they last changed."""
-        self._acted_at = 0.0
-        """When that was (perf_counter); 0 before the first look."""
-        self._stepped = 0.0
-        """Seconds that all workers had spent stepping environments until then."""
+        self._acted_at = 0.0  # when that was (perf_counter); 0 before the first look
+        self._stepped = 0.0  # seconds that all workers had spent stepping environments until then
 
     def after_update(self) -> None:
         """Call after every update."""

@@ -39,30 +39,22 @@ class PbtPolicy:
         self._base = placement.configs[policy]
         weights = placement.config.envs.reward_weights
         self._mutables = pbt.mutables(self._base, weights)
-        self._weights: dict[str, float] = dict(weights)
-        """Of the parts of the reward, as the settings say."""
+        self._weights: dict[str, float] = dict(weights)  # of the parts of the reward, as the settings say
         self._values: dict[str, pbt.Value] = {name: self._initial(name) for name in self._mutables}
         """The hyperparameters that may be mutated, as they are now."""
-        self._first = dict(self._values)
-        """As they were at the beginning."""
-        self._decisions = 0
-        """Made so far."""
-        self._next = max(self._pbt.number("warmup"), self._pbt.period)
-        """Frames of the policy at which the next decision is due."""
-        self._pending: dict[str, Any] | None = None
-        """What was decided, while the copy of the donor is waited for."""
-        self._copied_after = 0
-        """What `PopulationMemory.want` returned for that copy."""
+        self._first = dict(self._values)  # these hyperparameters as they were at the beginning
+        self._decisions = 0  # decisions made so far
+        self._next = max(self._pbt.number("warmup"), self._pbt.period)  # frames of the policy when the next decision is due
+        self._pending: dict[str, Any] | None = None  # what was decided, while the copy of the donor is waited for
+        self._copied_after = 0  # what `PopulationMemory.want` returned for that copy
         self._objectives: deque[float] = deque(maxlen=EPISODE_WINDOW)
         self._standings = placement.memory.standings
         self._games = None if self._standings is None else RecentGames(self._standings, policy)
         self._replaced = self._mutated = 0
         """How often it became a copy of another policy, and how often its hyperparameters have changed."""
-        self._fresh = True
-        """Whether the run begins, instead of going on from a checkpoint."""
+        self._fresh = True  # whether the run begins, instead of going on from a checkpoint
         self._records: deque[dict[str, Any]] = deque(maxlen=NEWEST)
-        self._explained = False
-        """Whether the user was told why nothing is decided."""
+        self._explained = False  # whether the user was told why nothing is decided
 
     def _initial(self, name: str) -> pbt.Value:
         value = self._weights[name.removeprefix(REWARD)] if name.startswith(REWARD) else pbt.get(self._base, name)

@@ -40,8 +40,7 @@ class RecentGames:
     def __init__(self, standings: Standings, p: int) -> None:
         self._standings, self._p = standings, p
         self._seen = self._all()
-        self._games: deque[tuple[float, float]] = deque()
-        """Score and number of the games of each `update`, the oldest first."""
+        self._games: deque[tuple[float, float]] = deque()  # score and number of the games of each `update`, the oldest first
 
     def _all(self) -> np.ndarray:
         """float64 [2]: score and number of all games since the run has begun or gone on. A game against oneself is none."""
