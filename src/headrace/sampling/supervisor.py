@@ -77,9 +77,8 @@ class Worker(Child):
     @property
     def name(self) -> str:
         """Its name in log lines."""
-        if self.role == "learner":
-            return f"{self._role_name or 'learner'} {self.index}" if self.index else self._role_name or "learner"
-        return f"{self._role_name or f'{self.role} worker'} {self.index}"
+        name = self._role_name or ("learner" if self.role == "learner" else f"{self.role} worker")
+        return name if self.role == "learner" and self.index == 0 else f"{name} {self.index}"
 
     @property
     def failure(self) -> str:
