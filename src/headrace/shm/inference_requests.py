@@ -154,11 +154,7 @@ class InferenceRequests(Mapped):
 
     def queued(self, policy: int) -> list[int]:
         """The numbers in a policy's queue, which stays as it is. For runs in one process."""
-        queue = self._queues[policy]
-        lanes = [queue.get(timeout=0) for _ in range(queue.qsize())]
-        for lane in lanes:
-            queue.put(lane)
-        return [lane for lane in lanes if lane is not None]
+        return self._queues[policy].contents()
 
     def answered_lanes(self) -> list[int]:
         """Lanes whose actions are written and not taken yet, such as those of scripted opponents. For runs in one process."""
@@ -187,7 +183,7 @@ class InferenceRequests(Mapped):
         numbers that were lost with it. Returns how many requests it had taken. Never waits."""
         taken = sum(self._words.compare_exchange(lane, TAKEN + policy_worker, WAITING) for lane in range(self.L))
         self._queue_waiting(range(self.L))
-        self.wake_all((1 << self.num_groups) - 1)
+        self.wake_all()
         return taken
 
     def queue_waiting(self) -> int:
@@ -202,10 +198,10 @@ class InferenceRequests(Mapped):
             self._queue(lane)
         return len(waiting)
 
-    def wake_all(self, groups: int = 0xFFFFFFFF) -> None:
-        """Wake every rollout worker; `groups` is a bit mask."""
+    def wake_all(self) -> None:
+        """Wake every rollout worker for all of its groups."""
         for worker in range(self.num_workers):
-            self._wake.fetch_or(worker, groups)
+            self._wake.fetch_or(worker, (1 << self.num_groups) - 1)
 
     def close(self) -> None:
         """End the run: all waiting processes wake up."""

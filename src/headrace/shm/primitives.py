@@ -43,6 +43,13 @@ class Queue(native.Queue):
     def __init__(self, capacity: int, segment: Segment | None = None, offset: int = 0) -> None:
         super().__init__(segment or Segment(self.bytes(capacity), purpose="a queue"), offset, capacity)
 
+    def contents(self) -> list[int]:
+        """What is in the queue, which stays as it is. For runs in one process."""
+        found = [number for _ in range(self.qsize()) if (number := self.get(timeout=0)) is not None]
+        for number in found:
+            self.put(number, timeout=0)
+        return found
+
     __reduce__ = reduced
 
 

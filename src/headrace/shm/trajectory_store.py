@@ -129,12 +129,7 @@ class TrajectoryStore(Mapped):
 
     def queued(self) -> list[int]:
         """Finished slots that wait for the learner, in the order of the queue. For runs in one process."""
-        tickets = []
-        while (ticket := self._ready.get(timeout=0)) is not None:
-            tickets.append(ticket)
-        for ticket in tickets:
-            self._ready.put(ticket, timeout=0)
-        return [self._owners.slot_of(ticket) for ticket in tickets]
+        return [self._owners.slot_of(ticket) for ticket in self._ready.contents()]
 
     # -- the supervisor ---------------------------------------------------------------------------------------------------
 
