@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.arrays import ArrayLayout, ArraySpec
 from headrace.shm.phases import PHASES
 from headrace.shm.primitives import Words
 from headrace.shm.segment import Mapped, Segment
@@ -31,21 +32,18 @@ class RunControl(Mapped):
     """
 
     def __init__(self, workers: Mapping[str, int], num_policies: int = 1):
-        self._workers = dict(workers)
         self._words = Words(_FIRST_LEARNER + num_policies)
-        self._segment = Segment(24 + 8 * sum(n * (len(PHASES[role]) + 2) for role, n in self._workers.items()))
+        shapes: dict[str, tuple[int, ...]] = {"times": (3,)} | {role: (n, len(PHASES[role]) + 2) for role, n in workers.items()}
+        self._layout = ArrayLayout({name: ArraySpec(shape, np.dtype(np.float64)) for name, shape in shapes.items()})
+        self._segment = Segment(self._layout.nbytes)
         self._map()
 
     def _map(self) -> None:
-        self.clocks: dict[str, np.ndarray] = {}
+        self.clocks = self._layout.views(self._segment.buffer)
         """By role, float64 [workers, phases + 2]: seconds spent in each phase, the last heartbeat (perf_counter), steps done."""
-        self._times = self._segment.ndarray(np.float64, 3)
+        self._times = self.clocks.pop("times")
         """perf_counter: the main process's last heartbeat, when the user asked for the end of the run, and when learning began
         (0: not yet)."""
-        offset = self._times.nbytes
-        for role, n in self._workers.items():
-            self.clocks[role] = self._segment.ndarray(np.float64, (n, len(PHASES[role]) + 2), offset)
-            offset += self.clocks[role].nbytes
 
     # -- stop and ready ---------------------------------------------------------------------------------------------------
 
