@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import dropwhile
 from pathlib import Path
 
@@ -63,6 +65,17 @@ class EnvironmentFault(UserError, RuntimeError):
             return self._frames
         own = [*dropwhile(_is_between, traceback.extract_tb(self.__cause__.__traceback__))]
         return "".join(["Traceback (most recent call last):\n", *traceback.format_list(own)]) if own else ""
+
+
+@contextmanager
+def naming(fault: Callable[[str], EnvironmentFault], what: str) -> Iterator[None]:
+    """Turn an error of an environment within the context into the one that `fault` makes of `what` went wrong, and its cause."""
+    try:
+        yield
+    except EnvironmentFault:
+        raise
+    except faults() as error:
+        raise fault(f"{what}: {cause(error)}") from error
 
 
 def is_own(error: BaseException) -> bool:

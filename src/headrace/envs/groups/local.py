@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import gymnasium
@@ -12,7 +12,7 @@ import numpy as np
 from headrace.envs.core.action_log import ActionLog, own_state
 from headrace.envs.core.actions import decoder
 from headrace.envs.core.contract import EnvSpec, ObsRow, StepRow
-from headrace.envs.core.errors import EnvironmentFault, cause, faults
+from headrace.envs.core.errors import EnvironmentFault, faults, naming
 from headrace.envs.core.spaces import leaves
 from headrace.envs.groups.base import OneAgentGroup, close_all
 from headrace.envs.groups.checks import STEP, cause_of_call, first_observation, flag, parts_of
@@ -93,10 +93,8 @@ class LocalGroup(OneAgentGroup):
     def set_reward_weights(self, weights: dict[str, float]) -> None:
         """Set the weights of the reward's parts. Raises `EnvironmentFault` if an environment fails."""
         for i, env in enumerate(self.envs):
-            try:
+            with naming(partial(self.fault, i), f"set_reward_weights({weights}) failed"):
                 env.get_wrapper_attr("set_reward_weights")(dict(weights))
-            except faults() as error:
-                raise self.fault(i, f"set_reward_weights({weights}) failed: {cause(error)}") from error
 
     def _copy_obs(self, rows: dict[str, np.ndarray]) -> None:
         self._last_obs = {name: row.copy() for name, row in rows.items()} if self._logs else {}
@@ -109,15 +107,16 @@ class LocalGroup(OneAgentGroup):
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
+        lost = "its episode could not be brought back"  # the checkpoint is good, and its episodes can begin anew
         if not state["last_obs"]:  # the environments gave their states
             for i, (env, env_state) in enumerate(zip(self.envs, state["envs"], strict=True)):
-                with self._bringing_back(i):
+                with naming(partial(self.fault, i), lost):
                     cast(Any, env).set_state(env_state)
             self._logs = []
             return
         self._last_obs = {name: np.zeros_like(row) for name, row in state["last_obs"].items()}
         for i, (log, env_state) in enumerate(zip(self._logs, state["envs"], strict=True)):
-            with self._bringing_back(i):
+            with naming(partial(self.fault, i), lost):
                 observation = log.set_state(env_state, self._decode)
                 for leaf in self._leaves:
                     leaf.put_one(self._last_obs[leaf.name], i, observation)
@@ -129,14 +128,6 @@ class LocalGroup(OneAgentGroup):
                 f"{self.spec.name}: the same actions from the same `np_random` did not lead back to the same observations and "
                 "rewards; it has other sources of randomness, or a state that lasts over episodes"
             )
-
-    @contextmanager
-    def _bringing_back(self, index: int) -> Iterator[None]:
-        """Turn what an environment raises into an `EnvironmentFault`: the checkpoint is good, and its episodes can begin anew."""
-        try:
-            yield
-        except faults() as error:
-            raise self.fault(index, f"its episode could not be brought back: {cause(error)}") from error
 
     def close(self) -> None:
         close_all(self.envs)

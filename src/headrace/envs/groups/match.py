@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from headrace.envs.core.action_log import own_state
 from headrace.envs.core.contract import MASK_KEY, EnvSpec, LaneRow
-from headrace.envs.core.errors import EnvironmentFault, cause, faults
+from headrace.envs.core.errors import EnvironmentFault, cause, faults, naming
 from headrace.envs.core.family_interface import ParallelEnv
 from headrace.envs.core.spaces import leaves
 from headrace.envs.groups.checks import LARGEST, ObservationChecks, too_large
@@ -23,6 +24,7 @@ INFO_MASK = "action_mask"  # info key of the action mask, see `EnvConfig.info_ac
 SEED_STEP = 1_000_003
 """Match k of an environment with seed s is reset with the seed s + k * SEED_STEP, so that it can be replayed on its own."""
 
+_SAVED = ("steps", "over", "playing", "acting", "pending", "returns", "lengths", "outcomes")  # of a `Match` in checkpoints
 ByAgent = Mapping[Any, Any]
 
 
@@ -76,15 +78,11 @@ class Match:
         """Begin the next match; `rows`: one for each agent."""
         self.number += 1
         self._clear()
-        try:
+        with naming(self.fault, "reset failed"):
             observations, infos = self.env.reset(seed=self.reset_seed)
             if not self.env.agents:
                 raise ValueError("the match began without an agent")
             self._begin_episodes(observations, infos, rows)
-        except EnvironmentFault:
-            raise
-        except faults() as error:
-            raise self.fault(f"reset failed: {cause(error)}") from error
 
     def step(self, actions: dict[Any, Any], rows: Sequence[LaneRow]) -> None:
         """Step the environment with the actions of the acting agents, by their names."""
@@ -188,19 +186,15 @@ class Match:
         if weights == self.weights:
             return
         self.weights = [dict(own) for own in weights]
-        try:
+        with naming(self.fault, "set_reward_weights failed"):
             self.env.set_reward_weights(dict(zip(self.names, self.weights, strict=True)))
-        except faults() as error:
-            raise self.fault(f"set_reward_weights failed: {cause(error)}") from error
 
     def get_state(self) -> dict[str, Any]:
         """The seed and the actions so far, or what the environment's own `get_state` returns."""
         own = own_state(self.env)
         log = [] if own is not None else [[acting, list(actions)] for acting, actions in self.actions]
         return {
-            "seed": self.seed, "number": self.number, "steps": self.steps, "over": self.over, "playing": list(self.playing),
-            "acting": list(self.acting), "pending": list(self.pending), "returns": list(self.returns),
-            "lengths": list(self.lengths), "outcomes": self.outcomes.copy(),
+            "seed": self.seed, "number": self.number, **{name: copy(getattr(self, name)) for name in _SAVED},
             "given": [[a, x] for a, x in self.given.items()], "env": own, "actions": log, "weights": self.weights,
         }  # fmt: skip
 
@@ -209,18 +203,15 @@ class Match:
         self.seed, self.number = state["seed"], state["number"]
         if state["weights"]:
             self.set_reward_weights(state["weights"])
-        try:
+        with naming(self.fault, "it could not be brought back"):  # the checkpoint is good, and its matches can begin anew
             if state["env"] is not None:
                 self.env.set_state(state["env"])
             else:
                 self.env.reset(seed=self.reset_seed)
                 for acting, actions in state["actions"]:
                     self.env.step({self.names[a]: action for a, action in zip(acting, decode(acting, actions), strict=True)})
-        except faults() as error:  # the checkpoint is good, and its matches can begin anew
-            raise self.fault(f"it could not be brought back: {cause(error)}") from error
-        for name in ("steps", "over", "playing", "acting", "pending", "returns", "lengths"):
-            setattr(self, name, state[name])
-        self.outcomes[:] = state["outcomes"]
+        for name in _SAVED:
+            setattr(self, name, copy(state[name]))
         self.given = {int(a): float(x) for a, x in state["given"]}
         self.actions = [(list(acting), [np.array(row) for row in actions]) for acting, actions in state["actions"]]
         here = {name for a, name in enumerate(self.names) if self.playing[a]}
