@@ -50,6 +50,11 @@ class Marker:
         if self._event is not None:
             self._event.synchronize()
 
+    def catch_up(self) -> None:
+        """Return when the device has done all work given so far to this thread's current stream."""
+        self.set()
+        self.wait()
+
 
 class Recorder(Protocol):
     """Records work without doing it. `CudaRecorder`, or in tests one that only remembers the function."""

@@ -40,9 +40,7 @@ def counted(fields: dict[str, Tensor], envs: range, reported: range) -> tuple[di
     """Copies of the fields `COUNTED` in host memory, and the steps and episodes in them; waits for the device once. `fields` and
     `envs`: what `Collect` gave. `reported`: the environments whose episodes are reported."""
     host = {name: to_host(fields[name]) for name in COUNTED if name in fields}
-    arrived = Marker(str(fields["valid"].device))
-    arrived.set()
-    arrived.wait()
+    Marker(str(fields["valid"].device)).catch_up()
     index = np.arange(envs.start, envs.stop)
     of_reported = (index >= reported.start) & (index < reported.stop)
     return host, Arrivals.of({name: x.numpy() for name, x in host.items()}, of_reported)

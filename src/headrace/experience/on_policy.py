@@ -118,15 +118,11 @@ class OnPolicyExperience(Experience):
                 if observations is None:
                     from_host.append(place)
                 else:
-                    self._wait_for_copies()  # others may write there as soon as the slot is free
+                    self._copied.catch_up()  # others may write there as soon as the slot is free
                 self._store.release(slot)
             memory.copy_to_device(from_host)
-            self._wait_for_copies()
+            self._copied.catch_up()
         return True
-
-    def _wait_for_copies(self) -> None:
-        self._copied.set()
-        self._copied.wait()
 
 
 class BatchMemory:
