@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headrace.arrays import ArraySpec
-from headrace.envs.core.contract import EnvSpec
+from headrace.envs.core.contract import STEP_ARRAYS, EnvSpec
 from headrace.shm.trajectory_store import TrajectoryField
 
 
@@ -24,11 +24,7 @@ def trajectory_fields(
         "log_prob": TrajectoryField((), number),  # of the behaviour policy
         "value": TrajectoryField((), number),  # of the behaviour policy
         "version": TrajectoryField((), count),  # of the weights that chose the action
-        "reward": TrajectoryField((), number),
-        "terminated": TrajectoryField((), flag),
-        "truncated": TrajectoryField((), flag),
-        "episode_return": TrajectoryField((), number),  # NaN unless an episode ended with this step
-        "episode_length": TrajectoryField((), count),
+        **{name: TrajectoryField((), np.dtype(kind)) for name, kind in STEP_ARRAYS.items()},
         "core": TrajectoryField((core_width,), number, rows="once"),  # before row 0, not yet zeroed by `first`
     }
     if behind:

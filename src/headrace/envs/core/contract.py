@@ -195,6 +195,12 @@ def _views(arrays: Mapping[str, Array], prefix: str, at: Place) -> dict[str, Arr
     return {name.removeprefix(prefix): array[at] for name, array in arrays.items() if name.startswith(prefix)}
 
 
+STEP_ARRAYS: dict[str, type[np.generic]] = {
+    "reward": np.float32, "terminated": np.bool_, "truncated": np.bool_, "episode_return": np.float32, "episode_length": np.int32,
+}  # fmt: skip
+"""The arrays that every `StepRow` has, and their types."""
+
+
 @dataclass
 class StepRow(Row):
     """The results of the actions of row t. Arrays of shape [C]."""
@@ -219,7 +225,8 @@ class StepRow(Row):
     @classmethod
     def zeros(cls, C: int) -> Self:
         """NumPy arrays for C agents."""
-        return cls(np.zeros(C, np.float32), np.zeros(C, bool), np.zeros(C, bool), np.zeros(C, np.float32), np.zeros(C, np.int32))
+        arrays: dict[str, Any] = {name: np.zeros(C, kind) for name, kind in STEP_ARRAYS.items()}
+        return cls(**arrays)
 
     @classmethod
     def view(cls, arrays: Mapping[str, Array], at: Place) -> Self:

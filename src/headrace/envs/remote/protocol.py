@@ -27,7 +27,7 @@ import numpy as np
 from headrace.arrays import ArraySpec
 from headrace.config import EnvConfig
 from headrace.config.io import to_dict
-from headrace.envs.core.contract import EnvSpec, LaneRow
+from headrace.envs.core.contract import STEP_ARRAYS, EnvSpec, LaneRow
 from headrace.envs.core.description import spec_from_json, spec_to_json
 from headrace.envs.core.errors import TooFewFree
 from headrace.transport.failures import TlsFlags
@@ -156,25 +156,15 @@ def differences(trainer: dict[str, Any], server: dict[str, Any]) -> str:
 
 # -- the messages of a group ------------------------------------------------------------------------------------------
 
-STEP_ARRAYS: dict[str, type[np.generic]] = {
-    "reward": np.float32,
-    "terminated": np.bool_,
-    "truncated": np.bool_,
-    "episode_return": np.float32,
-    "episode_length": np.int32,
-}
-"""The results of a step: fields of `StepRow`, [L, C] each."""
-
 
 class GroupLayout:
     """The arrays in the messages of a group with L `lanes` of C agents (`lane_size`).
 
     A RESET has a seed (`seed`), a STEP the actions of all lanes (`action` [L, C, A]). Every reply begins with observations,
     `first` and `valid` ([L, C, ...]); in multi-agent environments lanes with a new observation (`advanced` [L]), matches that
-    have ended (`ended` [M]) and their outcomes (`outcome` [M, agents]) follow. STEPPED adds `STEP_ARRAYS` and
-    `StepRow.episode_info`. STEPPED_FINAL, for
-    same-step environments whose episodes ended, adds their true last observations. So the layout of each reply is the beginning
-    of the next one's. Raises `Refused` if a reply would be too large to send.
+    have ended (`ended` [M]) and their outcomes (`outcome` [M, agents]) follow. STEPPED adds `STEP_ARRAYS` ([L, C]) and
+    `StepRow.episode_info`. STEPPED_FINAL, for same-step environments whose episodes ended, adds their true last observations. So
+    the layout of each reply is the beginning of the next one's. Raises `Refused` if a reply would be too large to send.
     """
 
     def __init__(self, spec: EnvSpec, lanes: int, lane_size: int) -> None:
