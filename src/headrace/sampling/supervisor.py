@@ -390,8 +390,7 @@ class Supervisor:
                     self._remove(child)
             yield from self._noticed()
         limit = f"{self.config.learning.update_timeout:.0f} s (learning.update_timeout)"
-        late = [child.name for child in self.children if child.role == "learner"]
-        self._notices += [f"{name} is killed after {limit}: {NO_LAST_CHECKPOINT}" for name in late]
+        self._notices += [f"{c.name} is killed after {limit}: {NO_LAST_CHECKPOINT}" for c in self.children if c.role == "learner"]
         self.kill()
         yield from self._noticed()
         if failures:
