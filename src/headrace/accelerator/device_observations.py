@@ -39,12 +39,8 @@ class DeviceObservations(Mapped):
         self._layout = ArrayLayout(rows, alignment=256)
         self._words = Words(2)
         self._segment = Segment(cuda_memory.HANDLE_BYTES + 4 * self._slots * self._T)
-        self._shared = Segment(self.nbytes, purpose="observations left for the learner") if device == "cpu" else None
+        self._shared = Segment(self._layout.nbytes, purpose="observations left for the learner") if device == "cpu" else None
         self._map()
-
-    @property
-    def nbytes(self) -> int:
-        return self._layout.nbytes
 
     def _map(self) -> None:
         """Start without device memory in this process."""
@@ -65,7 +61,7 @@ class DeviceObservations(Mapped):
         """
         self._words.store(_NOW, 0)  # policy workers find no handle until the new one is written
         if self._shared is None:
-            memory, handle = cuda_memory.allocate(self.nbytes, self.device)
+            memory, handle = cuda_memory.allocate(self._layout.nbytes, self.device)
             self._handle[:] = np.frombuffer(handle, np.uint8)
         else:
             memory = _host_memory(self._shared)
@@ -113,7 +109,7 @@ class DeviceObservations(Mapped):
             return
         try:
             if self._shared is None:
-                self._divide(cuda_memory.open_handle(handle, self.nbytes, self.device))
+                self._divide(cuda_memory.open_handle(handle, self._layout.nbytes, self.device))
             else:
                 self._divide(_host_memory(self._shared))
         except RuntimeError as error:
