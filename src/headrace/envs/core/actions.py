@@ -81,11 +81,8 @@ def _children(space: spaces.Dict | spaces.Tuple) -> list[tuple[Any, spaces.Space
 
 def batch_decoder(space: spaces.Space[Any]) -> Callable[[np.ndarray], Any]:
     """A function from action rows [E, A] to the batch that a `gymnasium.vector.VectorEnv` with this single action space takes."""
-    if isinstance(space, spaces.Discrete):
-        first, kind = int(space.start), space.dtype
-        return lambda rows: (rows[:, 0].astype(np.int64) + first).astype(kind)
-    if isinstance(space, spaces.MultiDiscrete):
-        shape, start, kind = space.shape, space.start.astype(np.int64), space.dtype
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        shape, start, kind = space.shape or (), np.asarray(space.start, np.int64), space.dtype
         return lambda rows: (rows.reshape(-1, *shape).astype(np.int64) + start).astype(kind)
     if isinstance(space, spaces.MultiBinary):
         shape, kind = space.shape, space.dtype
