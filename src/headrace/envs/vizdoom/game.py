@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -75,23 +75,23 @@ def start(game: vizdoom.DoomGame) -> None:
     """Start the engine under this process's watcher, and wait for its first state. Raises `EngineFailed`, and the library's own
     errors for settings that Doom refuses."""
     engine, done = Engine(game), SimpleQueue[Exception | None]()
-
-    def init() -> None:
-        try:
-            engine.start()
-        except Exception as error:
-            done.put(error)
-        else:
-            done.put(None)
-
     # in a thread, because it never returns if the engine ends
-    threading.Thread(target=init, name="vizdoom start", daemon=True).start()
+    threading.Thread(target=lambda: done.put(error_of(engine.start)), name="vizdoom start", daemon=True).start()
     while not engine.failed:
         with suppress(Empty):
             if (error := done.get(timeout=0.2)) is not None:
                 raise error
             return
     raise EngineFailed("the Doom engine ended while it was starting")
+
+
+def error_of(work: Callable[[], None]) -> Exception | None:
+    """Call `work`, and return the error that it raises, if any."""
+    try:
+        work()
+    except Exception as error:
+        return error
+    return None
 
 
 class Engine:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core.contract import OBJECTIVE
-from headrace.envs.vizdoom.game import DEATHMATCH_ARGS, PORT_RETRIES, Engine, free_port
+from headrace.envs.vizdoom.game import DEATHMATCH_ARGS, PORT_RETRIES, Engine, error_of, free_port
 from headrace.envs.vizdoom.player import ENTRY_FRAMES, FRAMESKIP, Player, Settings
 
 CHECK_INTERVAL = 0.5  # seconds between two checks of the engines while their answers are missing
@@ -59,12 +60,7 @@ class Seat:
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
             work, done = item
-            try:
-                work(self)
-            except Exception as error:
-                done.put((self, error))
-            else:
-                done.put((self, None))
+            done.put((self, error_of(partial(work, self))))
 
 
 class Match:
