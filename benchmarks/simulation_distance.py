@@ -116,7 +116,7 @@ def free_slots(start: Start) -> None:
 def bare(start: Start) -> None:
     """What a rollout worker does to its environments, and nothing else."""
     config, memory = start.placement.config, start.placement.memory
-    E, num_groups, store = memory.C, memory.requests.num_groups, memory.policies[0].trajectories
+    E, num_groups, store = memory.requests.C, memory.requests.num_groups, memory.policies[0].trajectories
     os.nice(config.sampling.worker_niceness)
     pin(config, start.index)
     groups = [make_group(config.env, config.envs, E) for _ in range(num_groups)]
@@ -151,7 +151,7 @@ def running(config: Config, mains: list[tuple[Any, int, Any]], t_inference: floa
     memory.control.set_ready(0)
     try:
         began, counts = perf_counter(), memory.control.clocks["rollout"][:, -1]
-        while not (counts >= 5 * memory.C * memory.requests.num_groups).all():
+        while not (counts >= 5 * memory.requests.C * memory.requests.num_groups).all():
             if perf_counter() - began > START_TIMEOUT or any(child.gone for child in children):
                 reports = [content for child in children for _, content, _ in child.reports.read()]
                 raise RuntimeError(f"the environments do not start: {reports}")

@@ -68,11 +68,6 @@ class RunMemory:
         """Steps of a trajectory."""
         return self.policies[0].trajectories.T
 
-    @property
-    def C(self) -> int:
-        """Agents of a lane."""
-        return self.requests.C
-
     def stop(self) -> None:
         """End the run: every waiting process wakes up."""
         self.control.stop()
