@@ -103,7 +103,7 @@ def test_what_is_replaced_here_and_elsewhere_counts_together() -> None:
     for here, elsewhere, total in ((1, 0, 1), (0, 2, 3), (1, 2, 4), (0, 3, 5)):
         cluster.restarts += here  # as the supervisor does
         cluster._membership.restarts = elsewhere
-        assert not list(cluster._noticed())
+        assert not list(cluster._noticed(cluster._membership))
         assert cluster.restarts == total
 
 

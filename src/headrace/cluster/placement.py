@@ -9,7 +9,7 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from headrace.cluster import protocol
-from headrace.cluster.engines import Engine, make_engine
+from headrace.cluster.engines import make_engine
 from headrace.cluster.joining import Lost
 from headrace.cluster.membership import Membership
 from headrace.cluster.protocol import Link
@@ -124,23 +124,21 @@ class Cluster(Receivers):
     """
 
     def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent, members: Members | None = None):
-        engine = make_engine(config)
-        self._engine: Engine | None = engine
+        self._engine = make_engine(config)
         self._membership: Membership | None = None
         self._restarts_elsewhere = 0
         """What `restarts` has of `Membership.restarts`."""
         try:
-            super().__init__(config, spec, make_agent, 0, engine.listen, engine.own, members)
-            self._code = pack(config) if engine.sends_code else b""
+            super().__init__(config, spec, make_agent, 0, self._engine.listen, self._engine.own, members)
+            self._code = pack(config) if self._engine.sends_code else b""
         except BaseException:
-            engine.kill()
+            self._engine.kill()
             raise
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_engine": None, "_membership": None, "_code": b""}
 
     def start(self, learn: Learn, main: Main | None = None) -> None:
-        assert self._engine is not None
         self._began, self._waiting = monotonic(), monotonic()
         host, _, port = self._listen.rpartition(":")
         store = 0  # port where learner ranks meet
@@ -168,35 +166,30 @@ class Cluster(Receivers):
 
     def messages(self, timeout: float) -> Iterator[Message]:
         assert self._membership is not None
-        assert self._engine is not None
         for message in super().messages(timeout):
             if message.kind == "metrics":
                 message = message._replace(content={**message.content, **self._membership.metrics(message.policy)})
             yield message
-        yield from self._noticed()
+        yield from self._noticed(self._membership)
         if self._membership.failures:
             raise RunFailed("\n".join(self._membership.failures))
         for child in self._supervisor.children:
             if child.role == "learner":
                 self._membership.begin_again(child.started)
         self._membership.notices += self._engine.look()
-        self._check_waiting()
+        self._check_waiting(self._membership)
 
-    def _noticed(self) -> Iterator[Message]:
-        membership = self._membership
-        assert membership is not None
+    def _noticed(self, membership: Membership) -> Iterator[Message]:
         self._rank_lost, membership.rank_lost = membership.rank_lost or self._rank_lost, 0.0
         while membership.notices:
             yield Message("message", membership.notices.popleft())
         self.restarts += membership.restarts - self._restarts_elsewhere  # the supervisor counts those of this machine
         self._restarts_elsewhere = membership.restarts
 
-    def _check_waiting(self) -> None:
+    def _check_waiting(self, membership: Membership) -> None:
         """Once a while say that members are missing. Raises `RunFailed` if that is so for too long at the start."""
-        cluster, membership = self._given.cluster, self._membership
-        assert membership is not None
-        assert self._engine is not None
-        here, least, now = len(membership.nodes), cluster.node_range[0], monotonic()
+        cluster, now = self._given.cluster, monotonic()
+        here, least = len(membership.nodes), cluster.node_range[0]
         ranks, missing = self.ranks_here, self._engine.missing(here)
         of_ranks = f"{ranks} of {cluster.learners} learner ranks, " if cluster.learners > 1 else ""
         if complete := here >= least and ranks == cluster.learners:
@@ -214,18 +207,16 @@ class Cluster(Receivers):
         if self.waits_for_ranks:
             super().kill()  # it has nothing to save
         yield from super().stop()
-        if self._engine is not None:
-            self._engine.stop(END_TIMEOUT)
+        self._engine.stop(END_TIMEOUT)
         if self._membership is not None:
-            yield from self._noticed()
+            yield from self._noticed(self._membership)
 
     def kill(self) -> None:
         if self._membership is not None:
             self._membership.end()
             self._membership.close()
         super().kill()
-        if self._engine is not None:
-            self._engine.kill()
+        self._engine.kill()
 
 
 class LaterRank(Receivers):
