@@ -16,7 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from functools import partial
 from itertools import count
 from multiprocessing import util
@@ -145,14 +145,9 @@ def end_rank(run: Callable[[], int]) -> NoReturn:
     os._exit(code)
 
 
-@contextmanager
-def settings_of_rank(config: Config) -> Iterator[Config]:
+def settings_of_rank(config: Config) -> AbstractContextManager[Config]:
     """The settings of this rank: those of the run for the first, see `settings_beside_first` for the others."""
-    if hardware.rank().index == 0:
-        yield config
-        return
-    with settings_beside_first(config) as own:
-        yield own
+    return nullcontext(config) if hardware.rank().index == 0 else settings_beside_first(config)
 
 
 @contextmanager
