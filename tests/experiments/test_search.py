@@ -165,7 +165,7 @@ def test_a_preset_holds_all_that_the_search_learned_with(tmp_path):
     searcher._write(study)
     config = parse_config([CARTPOLE, "--preset", str(tmp_path / "best.json"), "--mlp", "7"])
     assert (config.learning.algorithm, config.learning.gamma, config.sampling.placement) == ("impala", 0.9, "serial")
-    assert f"`{train} --preset {tmp_path}/best.json` trains with it" in searched(tmp_path).items[0].text
+    assert f"`{train} --preset {tmp_path}/best.json` trains with it" in searched(tmp_path).items[0]
     assert config.policy.mlp == (7,), "flags of the command line override the file"
     (tmp_path / "other.json").write_text((tmp_path / "best.json").read_text())
     again = learning_flags(["--preset", str(tmp_path / "other.json"), "--gamma", "0.5"])

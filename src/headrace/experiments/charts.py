@@ -57,6 +57,11 @@ def chart(
     }  # fmt: skip
 
 
+def _layer(rows: Rows, mark: Spec | str, **encoding: Any) -> Spec:
+    """A mark for each of these rows, or for all together."""
+    return {"data": {"values": rows}, "mark": mark, "encoding": encoding}
+
+
 def axis(field: str, title: str, kind: str = "quantitative", **more: Any) -> Spec:
     """An encoding of a position."""
     return {"field": field, "type": kind, "title": title} | more
@@ -88,24 +93,14 @@ def curves(title: str, x: str, y: str, names: Sequence[str], means: Rows, runs: 
     thin = {"condition": {"param": "chosen", "value": 0.35}, "value": 0.04}
     shade = {"condition": {"param": "chosen", "value": 0.2}, "value": 0.03}
     at = {"x": axis("x", x), "y": axis("y", y, scale={"zero": False})}
-    layers: list[Spec] = [
-        {
-            "data": {"values": runs}, "mark": {"type": "line", "strokeWidth": 0.8},
-            "encoding": at | {"detail": {"field": "r"}, "opacity": thin},
-        },
-        {
-            "data": {"values": means if any(row["low"] is not None for row in means) else []}, "mark": {"type": "area"},
-            "encoding": {"x": at["x"], "y": axis("low", y), "y2": {"field": "high"}, "opacity": shade},
-        },
-        {
-            "data": {"values": means}, "mark": {"type": "line", "strokeWidth": 2.2},
-            "encoding": at | {"opacity": PALE},
-        },
-        {
-            "data": {"values": means}, "mark": {"type": "circle", "size": 60, "opacity": 0},
-            "encoding": at | {"tooltip": tooltip(g="", x=x, y=y, low="band from", high="to")},
-        },
-    ]  # fmt: skip
+    shown = tooltip(g="", x=x, y=y, low="band from", high="to")
+    banded = means if any(row["low"] is not None for row in means) else []
+    layers = [
+        _layer(runs, {"type": "line", "strokeWidth": 0.8}, **at, detail={"field": "r"}, opacity=thin),
+        _layer(banded, {"type": "area"}, x=at["x"], y=axis("low", y), y2={"field": "high"}, opacity=shade),
+        _layer(means, {"type": "line", "strokeWidth": 2.2}, **at, opacity=PALE),
+        _layer(means, {"type": "circle", "size": 60, "opacity": 0}, **at, tooltip=shown),
+    ]
     spec = chart(title, layers, names)
     spec["layer"][0]["params"] = [HIGHLIGHT, ZOOM]
     return spec
@@ -117,33 +112,28 @@ def points(title: str, x: str, names: Sequence[str], means: Rows, runs: Rows | N
     y = axis("g", "", "nominal", sort=list(dict.fromkeys(row["g"] for row in means)), axis={"labelLimit": 260, "title": None})
     at = {"y": y, "x": axis("x", x, scale={"zero": False})}
     shown = tooltip(g="", x=x, low="95 % from", high="to")
-    layers: list[Spec] = []
-    if zero is not None:
-        layers.append({"data": {"values": [{"x": zero}]}, "mark": {"type": "rule", "color": "#888", "strokeDash": [4, 4]},
-                       "encoding": {"x": axis("x", x), "color": {"value": "#888"}}})  # fmt: skip
-    layers += [
-        {"data": {"values": runs or []}, "mark": {"type": "point", "size": 36}, "encoding": at | {"opacity": {"value": 0.5}}},
-        {
-            "data": {"values": [row for row in means if row["low"] is not None]}, "mark": {"type": "rule", "strokeWidth": 3},
-            "encoding": {"y": y, "x": axis("low", x, scale={"zero": False}), "x2": {"field": "high"}},
-        },
-        {"data": {"values": means}, "mark": {"type": "circle", "size": 110, "opacity": 1}, "encoding": at | {"tooltip": shown}},
-    ]  # fmt: skip
+    bars = [row for row in means if row["low"] is not None]
+    line = {"type": "rule", "color": "#888", "strokeDash": [4, 4]}
+    layers = [
+        _layer([] if zero is None else [{"x": zero}], line, x=axis("x", x), color={"value": "#888"}),
+        _layer(runs or [], {"type": "point", "size": 36}, **at, opacity={"value": 0.5}),
+        _layer(bars, {"type": "rule", "strokeWidth": 3}, y=y, x=axis("low", x, scale={"zero": False}), x2={"field": "high"}),
+        _layer(means, {"type": "circle", "size": 110, "opacity": 1}, **at, tooltip=shown),
+    ]
     return chart(title, layers, names, legend=False, height=ROW * len(means))
 
 
 def dose_response(title: str, x: str, y: str, names: Sequence[str], rows: Rows, others: Rows) -> Spec:
     """Scores against lag: rows g, x, y, low, high. `rows` are joined by lines; `others` stand alone."""
-    at = {"x": axis("x", x, scale={"type": "symlog"}), "y": axis("y", y, scale={"zero": False})}
-    shown = {"tooltip": tooltip(g="", x=x, y=y, low="95 % from", high="to")}
+    at: Spec = {"x": axis("x", x, scale={"type": "symlog"}), "y": axis("y", y, scale={"zero": False})}
+    at["tooltip"] = tooltip(g="", x=x, y=y, low="95 % from", high="to")
     bars = [row for row in [*rows, *others] if row["low"] is not None]
-    layers: list[Spec] = [
-        {"data": {"values": rows}, "mark": {"type": "line", "point": True}, "encoding": at | shown},
-        {"data": {"values": others}, "mark": {"type": "point", "shape": "diamond", "filled": True, "size": 130, "opacity": 1},
-         "encoding": at | shown},
-        {"data": {"values": bars}, "mark": {"type": "rule"},
-         "encoding": {"x": at["x"], "y": axis("low", y, scale={"zero": False}), "y2": {"field": "high"}}},
-    ]  # fmt: skip
+    diamond = {"type": "point", "shape": "diamond", "filled": True, "size": 130, "opacity": 1}
+    layers = [
+        _layer(rows, {"type": "line", "point": True}, **at),
+        _layer(others, diamond, **at),
+        _layer(bars, {"type": "rule"}, x=at["x"], y=axis("low", y, scale={"zero": False}), y2={"field": "high"}),
+    ]
     return chart(title, layers, names)
 
 
@@ -153,21 +143,17 @@ def scatter(title: str, x: str, y: str, rows: Rows) -> Spec:
     wide = numbers and min(row["x"] for row in rows) > 0 and max(row["x"] for row in rows) > 30 * min(row["x"] for row in rows)
     along = {"scale": {"type": "log"} if wide else {"zero": False}} if numbers else {}
     at = {"x": axis("x", x, "quantitative" if numbers else "nominal", **along), "y": axis("y", y, scale={"zero": False})}
-    shown: Spec = {"tooltip": [{"field": "t", "title": "trial"}, {"field": "x", "title": x}, *tooltip(y=y)]}
-    layer = {"data": {"values": rows}, "mark": {"type": "point", "filled": True}, "encoding": at | shown}
-    return chart(title, [layer], sorted({row["g"] for row in rows}))
+    shown = [{"field": "t", "title": "trial"}, {"field": "x", "title": x}, *tooltip(y=y)]
+    dots = _layer(rows, {"type": "point", "filled": True}, **at, tooltip=shown)
+    return chart(title, [dots], sorted({row["g"] for row in rows}))
 
 
 def shares(title: str, rows: Rows, phases: Sequence[str]) -> Spec:
     """Where a part's time went: rows g (configuration), p (phase), x (share of the time)."""
     colour = {"field": "p", "type": "nominal", "sort": list(phases), "title": None, "scale": {"range": COLOURS[: len(phases)]},
               "legend": {"orient": "bottom", "columns": 2, "labelLimit": 300}}  # fmt: skip
-    mark = {
-        "data": {"values": rows}, "mark": "bar",
-        "encoding": {
-            "y": axis("g", "", "nominal", sort=None, axis={"labelLimit": 260, "title": None}), "color": colour,
-            "x": axis("x", "share of the time", stack="zero", scale={"domain": [0, 1]}, axis={"format": "%"}),
-            "order": {"field": "o"}, "tooltip": tooltip(g="", p="", x="share of the time"),
-        },
-    }  # fmt: skip
-    return chart(title, [mark], [], height=ROW * len({row["g"] for row in rows}))
+    y = axis("g", "", "nominal", sort=None, axis={"labelLimit": 260, "title": None})
+    x = axis("x", "share of the time", stack="zero", scale={"domain": [0, 1]}, axis={"format": "%"})
+    shown = tooltip(g="", p="", x="share of the time")
+    bars = _layer(rows, "bar", y=y, color=colour, x=x, order={"field": "o"}, tooltip=shown)
+    return chart(title, [bars], [], height=ROW * len({row["g"] for row in rows}))

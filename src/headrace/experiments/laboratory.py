@@ -18,7 +18,7 @@ from headrace import config as configs
 from headrace.config import Config, ConfigError
 from headrace.experiments import charts, statistics
 from headrace.experiments.charts import Rows, rounded
-from headrace.experiments.page import Chart, Section, Table, Text
+from headrace.experiments.page import Chart, Section, Table
 from headrace.experiments.records import Group, Run, envs_of, mean_of, same_learner, without_lag
 from headrace.runs import lag_bins
 
@@ -38,7 +38,7 @@ def sections(groups: Sequence[Group]) -> Iterator[Section]:
     if known:
         dose = [item for env in envs_of(known) for item in _dose_response(env, known)]
         yield Section("Laboratory: lag, off-policyness and what they cost", [
-            Text(ABOUT), _lag_table(known), *_histogram(known), _off_policy_table(known), _cost(known), *dose,
+            ABOUT, _lag_table(known), *_histogram(known), _off_policy_table(known), _cost(known), *dose,
         ])  # fmt: skip
 
 

@@ -46,13 +46,6 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Text:
-    """A paragraph."""
-
-    text: str
-
-
-@dataclass(frozen=True)
 class Video:
     """A short film, as the bytes of an mp4 file."""
 
@@ -62,10 +55,10 @@ class Video:
 
 @dataclass
 class Section:
-    """A part of the page."""
+    """A part of the page. An item that is text is a paragraph."""
 
     title: str
-    items: list[Chart | Table | Text | Video] = field(default_factory=list)
+    items: list[Chart | Table | str | Video] = field(default_factory=list)
 
     @property
     def anchor(self) -> str:
@@ -135,8 +128,8 @@ def _items(section: Section, specs: dict[str, Spec]) -> Iterator[str]:
             yield f'<figure aria-label="{label}"><div id="{name}" class="chart"></div>{caption}</figure>'
         elif isinstance(item, Table):
             yield _table(item)
-        elif isinstance(item, Text):
-            yield f"<p>{_inline(item.text)}</p>"
+        elif isinstance(item, str):
+            yield f"<p>{_inline(item)}</p>"
         else:
             yield f'<figure><video controls src="data:video/mp4;base64,{b64encode(item.content).decode()}"></video>'
             yield f"<figcaption>{_inline(item.caption)}</figcaption></figure>"
@@ -165,11 +158,8 @@ def _inline(text: str) -> str:
 def write_pictures(folder: Path, sections: Sequence[Section]) -> list[Path]:
     """Write each chart as a PNG into a folder, which is made; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
-    files: dict[Path, Chart] = {}
-    for section in sections:
-        for item in section.items:
-            if isinstance(item, Chart):
-                files[folder / f"{item.name}.png"] = item
-    for path, item in files.items():
-        path.write_bytes(renderer().vegalite_to_png(item.spec | {"width": PNG_WIDTH, "background": "white"}, scale=1.2))
+    charts = [item for section in sections for item in section.items if isinstance(item, Chart)]
+    files = {folder / f"{chart.name}.png": chart for chart in charts}
+    for path, chart in files.items():
+        path.write_bytes(renderer().vegalite_to_png(chart.spec | {"width": PNG_WIDTH, "background": "white"}, scale=1.2))
     return list(files)

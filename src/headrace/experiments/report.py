@@ -20,7 +20,7 @@ from headrace.config.errors import ConfigError
 from headrace.envs.core.reference_scores import reference
 from headrace.experiments import charts, laboratory, page, run_facts, statistics
 from headrace.experiments.charts import Rows, rounded
-from headrace.experiments.page import Chart, Section, Table, Text
+from headrace.experiments.page import Chart, Section, Table
 from headrace.experiments.plan import FILE, Plan
 from headrace.experiments.records import Group, NotReadable, Run, envs_of, find, folders_with, grouped, pairs
 from headrace.experiments.runner import ENDED
@@ -97,8 +97,7 @@ def _overview(folders: Sequence[Path], groups: Sequence[Group], left_out: Sequen
                 continue
             planned = list(plan.runs())
             done = sum((folder / "runs" / run.name / ENDED).exists() for run in planned)
-            text = f"`{folder}`: {done} of {len(planned)} planned runs have ended; budget of each: {plan.budget}."
-            section.items.append(Text(text))
+            section.items.append(f"`{folder}`: {done} of {len(planned)} planned runs have ended; budget of each: {plan.budget}.")
     rows = []
     for group in groups:
         for env in envs_of([group]):
@@ -174,7 +173,7 @@ def _final(groups: Sequence[Group], references: References) -> Section:
     heads = ("configuration", "environment", "seeds", "mean (95 %)", "median", "least", "most", "normalised (95 %)")
     section.items.append(Table(heads, rows))
     if any(reference(env) for env in envs_of(groups)):
-        section.items.append(Text(NORMALISED))
+        section.items.append(NORMALISED)
     return section
 
 
@@ -194,7 +193,7 @@ def _aggregates(groups: Sequence[Group], references: References) -> Section:
     section = Section("Over all runs and environments")
     common = [env for env in envs_of(groups) if all(group.of(env) for group in groups)]
     if not common:
-        return Section(section.title, [Text("No environment has runs of every configuration, so there is nothing to aggregate.")])
+        return Section(section.title, ["No environment has runs of every configuration, so there is nothing to aggregate."])
     scales = {env: _scale(env, references) for env in common}
     known, what = all(scales.values()), "normalised score"
     if not known and len(common) == 1:
@@ -203,7 +202,7 @@ def _aggregates(groups: Sequence[Group], references: References) -> Section:
         every = {env: np.concatenate([group.scores(env) for group in groups]) for env in common}
         scales = {env: (float(own.min()), float(max(own.max(), own.min() + 1e-9))) for env, own in every.items()}
     of = {group.label: [_scaled(group.scores(env), scales[env]) for env in common] for group in groups}
-    section.items.append(Text(_about(common, what, known)))
+    section.items.append(_about(common, what, known))
     names = [group.label for group in groups]
     table: list[list[str]] = [[name] for name in names]
     aggregates = {name: s for name, s in statistics.AGGREGATES.items() if known or name != "optimality gap"}
@@ -256,7 +255,7 @@ def _profile(of: Mapping[str, list[np.ndarray]], what: str) -> Chart:
     return Chart(charts.curves("Performance profiles", what, "share of runs above", list(of), rows, []), caption)
 
 
-def _improvement(of: Mapping[str, list[np.ndarray]]) -> list[Chart | Table | Text | page.Video]:
+def _improvement(of: Mapping[str, list[np.ndarray]]) -> list[Chart | Table | str | page.Video]:
     rows, table = [], []
     for x, y in pairs(sorted(of, key=lambda label: -float(statistics.mean(*of[label])))):
         both = [*of[x], *of[y]]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from headrace.config import flattened
 from headrace.experiments import charts
 from headrace.experiments.charts import Rows, rounded
-from headrace.experiments.page import Chart, Section, Table, Text, Video
+from headrace.experiments.page import Chart, Section, Table, Video
 from headrace.experiments.records import Group, Run, differing, known_mean, mean_of
 from headrace.shm.phases import PARTS, PHASES
 
@@ -64,16 +65,15 @@ def ratings(groups: Sequence[Group]) -> Iterator[Section]:
 
 def settings(runs: Sequence[Run]) -> Section:
     """The settings that differ between runs of the same environment."""
-    found = differing(runs)
-    rows = [(f"`{name}`", ", ".join(map(_value, values))) for name, values in found.items()]
-    if not rows:
-        return Section("Settings that differ", [Text("All runs of an environment have the same settings but for their seeds.")])
-    return Section("Settings that differ", [Table(("setting", "values"), rows, "Within an environment; all others are equal.")])
+    rows = [(f"`{name}`", ", ".join(map(_value, values))) for name, values in differing(runs).items()]
+    table = Table(("setting", "values"), rows, "Within an environment; all others are equal.")
+    same = "All runs of an environment have the same settings but for their seeds."
+    return Section("Settings that differ", [table if rows else same])
 
 
 def machines(runs: Sequence[Run]) -> Section:
     """What the runs were made on."""
-    facts: dict[str, dict[str, int]] = {}
+    facts: dict[str, Counter[str]] = {}
     for run in {run.path: run for run in runs}.values():
         for fact in run.system[-1:]:
             memory = fact.get("memory_bytes")
@@ -84,11 +84,11 @@ def machines(runs: Sequence[Run]) -> Section:
             })  # fmt: skip
             for name, value in shown.items():
                 if value is not None:
-                    counts = facts.setdefault(name, {})
-                    counts[str(value)] = counts.get(str(value), 0) + 1
-    rows = []
-    for name, counts in facts.items():
-        rows.append((name, ", ".join(value if len(counts) == 1 else f"{value} ({n} runs)" for value, n in counts.items())))
+                    facts.setdefault(name, Counter())[str(value)] += 1
+    rows = [
+        (name, ", ".join(value if len(counts) == 1 else f"{value} ({n} runs)" for value, n in counts.items()))
+        for name, counts in facts.items()
+    ]
     return Section("Machine and versions", [Table(("fact", "value"), rows)] if rows else [])
 
 
@@ -125,7 +125,7 @@ def videos(runs: Sequence[Run]) -> Iterator[Section]:
             else:
                 more += 1
     if found:
-        note = [Text(f"{more} films have no room here; they are in the run folders.")] if more else []
+        note = [f"{more} films have no room here; they are in the run folders."] if more else []
         yield Section("Films", [*found, *note])
 
 

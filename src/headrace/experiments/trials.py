@@ -10,7 +10,7 @@ from headrace.config import ConfigError
 from headrace.config.file_reading import Unreadable, read_json
 from headrace.experiments import charts
 from headrace.experiments.charts import rounded
-from headrace.experiments.page import Chart, Section, Table, Text
+from headrace.experiments.page import Chart, Section, Table
 from headrace.experiments.records import find
 from headrace.experiments.search import BEST, FILE, PRESET, TEST, TRIALS, TUNING_SEED
 
@@ -46,14 +46,14 @@ def _section(folder: Path, search: dict[str, Any], trials: list[dict[str, Any]],
         f"{early} ended early. "
     )
     if about is None:
-        return Section(f"Search: {folder.name}", [Text(f"{text}None has ended by itself yet. {NOT_COMPARED}")])
+        return Section(f"Search: {folder.name}", [f"{text}None has ended by itself yet. {NOT_COMPARED}"])
     text += (
         f"Trial {about['trial']} has the highest score, {about['score']:.4g} on these seeds. "
         f"{COMPARED if compared(folder) == folder / TEST else NOT_COMPARED} "
         f"`{about.get('train') or 'headrace train ' + search['env']} --preset {shlex.quote(str(folder / BEST))}` trains with it, "
         f"`--preset {folder}/trials/N/{PRESET}` with trial N."
     )
-    section = Section(f"Search: {folder.name}", [Text(text)])
+    section = Section(f"Search: {folder.name}", [text])
     if timed:
         rows = [
             {"g": FRONT if trial["best"] else "other trials", "t": trial["number"], "x": rounded(trial["minutes"]),
@@ -62,10 +62,9 @@ def _section(folder: Path, search: dict[str, Any], trials: list[dict[str, Any]],
         ]  # fmt: skip
         section.items.append(Chart(charts.scatter("Score and minutes", "mean minutes of the seeds", SCORE, rows), OF_THE_FRONT))
     for name in search["over"]:
-        rows = [
+        if rows := [
             {"g": "trials", "t": trial["number"], "x": trial["params"][name], "y": rounded(trial["value"])} for trial in ended
-        ]
-        if rows:
+        ]:
             section.items.append(Chart(charts.scatter(f"Trials: {name}", name, SCORE, rows)))
     ranked = sorted(trials, key=lambda trial: (trial["value"] is None, -(trial["value"] or 0)))[:MOST_TRIALS]
     heads = ["trial", "state", "mean score", *(("mean minutes", "on the front") if timed else ()), "by seed"]
