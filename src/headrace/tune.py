@@ -307,13 +307,7 @@ def describe(settings: Settings) -> str:
     return ", ".join(words) or "the defaults"
 
 
-def tune(
-    config: Config,
-    minutes: float = 2.0,
-    fixed: Collection[str] = (),
-    batch_sizes: Iterable[int] = (),
-    show: Callable[[str], None] = print,
-) -> Settings:
+def tune(config: Config, minutes: float, fixed: Collection[str], batch_sizes: Iterable[int]) -> Settings:
     """Find the fastest settings for `config` on this machine, write them where `headrace train` finds them, and return them.
 
     `fixed` are dotted settings that stay as they are. Raises `ConfigError` for what cannot be tuned, and what training raises if
@@ -332,11 +326,11 @@ def tune(
     with _writing(file := path(config)):  # noticed before the search
         file.parent.mkdir(parents=True, exist_ok=True)
     spec = describe_env(config.env, config.envs)
-    settings, why, trials = Search(_endless(config), spec, 60 * minutes, show).run(fixed, batch_sizes)
-    show("\n" + "\n".join(_table(trials)))
-    show(f"\n{describe(settings)}: {why}")
+    settings, why, trials = Search(_endless(config), spec, 60 * minutes, print).run(fixed, batch_sizes)
+    print("\n" + "\n".join(_table(trials)))
+    print(f"\n{describe(settings)}: {why}")
     _save(file, settings, trials)
-    show(f"{file}: headrace train starts from it and says so; your own flags win; headrace tune ENV --forget removes it")
+    print(f"{file}: headrace train starts from it and says so; your own flags win; headrace tune ENV --forget removes it")
     return settings
 
 

@@ -107,13 +107,7 @@ def settings(tree: typing.Any, prefix: str = "") -> Iterator[Setting]:
         yield from settings(group, f"{prefix}{name}.")
 
 
-def help_text(
-    config: Config,
-    groups: tuple[str, ...] = (),
-    width: int = 100,
-    now: Config | None = None,
-    sources: Mapping[str, str] | None = None,
-) -> str:
+def help_text(config: Config, groups: tuple[str, ...], width: int, now: Config, sources: Mapping[str, str]) -> str:
     """The help of `headrace train`: the settings of `COMMON` in a line or two each, or everything about those of some groups.
 
     Args:
@@ -126,9 +120,9 @@ def help_text(
     Raises `ConfigError` for an unknown group.
     """
     tree = {setting.name: setting for setting in settings(config)}
-    for other in settings(now or config):
+    for other in settings(now):
         if other.value != tree[other.name].value:
-            source = (sources or {}).get(other.name, "with these flags")
+            source = sources.get(other.name, "with these flags")
             tree[other.name] = dataclasses.replace(tree[other.name], now=f"now {other.value or 'empty'}, {source}")
     names = [field.name for field in dataclasses.fields(config) if dataclasses.is_dataclass(getattr(config, field.name))]
     if unknown := set(groups) - {*names, EVERY}:
