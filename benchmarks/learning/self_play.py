@@ -172,7 +172,7 @@ def strategies(folder: Path) -> tuple[list[float], np.ndarray]:
     for path in (folder / "checkpoints").iterdir():
         if path.is_dir():
             found = checkpoints.load(path)
-            load_weights(policy.model, found)
+            load_weights(policy.model, found.unpack()["model"], found.path)
             points.append((float(found.step), strategy(policy)))
     points.sort(key=lambda point: point[0])
     return [step for step, _ in points], np.array([played for _, played in points])

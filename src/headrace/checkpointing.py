@@ -113,7 +113,7 @@ class Checkpointing:
             progress = Progress(**state["progress"])
             if not all(type(count) is int and count >= 0 for count in dataclasses.asdict(progress).values()):
                 raise ValueError(f"its counters are {state['progress']}")
-            training_state.load_weights(learner.model, found)
+            training_state.load_weights(learner.model, state["model"], found.path)
             training_state.load_optimizer(learner.optimizer, state["optimizer"])
             learner.generator.set_state(state["generator"])
             learner.algorithm.load_state_dict(learner.model, state["learner"])

@@ -24,7 +24,7 @@ from headrace.evaluation.trained_policy import TrainedPolicy
 from headrace.learning.algorithm import make_algorithm
 from headrace.runs import checkpoint
 from headrace.runs.checkpoint import Checkpoint, CheckpointError
-from headrace.runs.training_state import load_state, load_weights
+from headrace.runs.training_state import load_weights
 
 Which = Literal["newest", "best"] | Path
 """Which checkpoint of a run: the newest, the best, or the one in this folder."""
@@ -85,7 +85,7 @@ def load_policy(
         _check_only(run, which=which)
         step = _load_shared(model, folder / SHARED)
     else:
-        found = _checkpoint(folder, which, lambda found: load_weights(model, found))
+        found = _checkpoint(folder, which, lambda found: load_weights(model, found.unpack().get("model"), found.path))
         for damage in found.damaged:
             warnings.warn(f"{damage}; using {found.path.name}", stacklevel=2)
         step = found.step
@@ -113,7 +113,7 @@ def _load_shared(model: torch.nn.Module, path: Path) -> int:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
     except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path} is damaged: {shortened(str(error))}") from error
-    load_state(model, state, path)
+    load_weights(model, state, path)
     return step
 
 

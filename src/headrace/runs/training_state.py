@@ -8,22 +8,17 @@ from typing import Any
 import torch
 
 from headrace.config.file_reading import shortened
-from headrace.runs.checkpoint import Checkpoint, CheckpointError
+from headrace.runs.checkpoint import CheckpointError
 from headrace.runs.state_tree import check_like
 
 _KERNELS = ("foreach", "fused", "capturable")  # settings of an optimizer that only choose its kernels
 
 
-def load_weights(model: torch.nn.Module, found: Checkpoint) -> None:
-    """`model.load_state_dict` with the "model" of a checkpoint's tree.
+def load_weights(model: torch.nn.Module, state: Any, path: Path) -> None:
+    """`model.load_state_dict(state)`, with a state that was read from `path`.
 
-    Raises `CheckpointError` where that is the state of another network or not finite; the model is then as it was.
+    Raises `CheckpointError` where it is that of another network or not finite; the model is then as it was.
     """
-    load_state(model, found.unpack().get("model"), found.path)
-
-
-def load_state(model: torch.nn.Module, state: Any, path: Path) -> None:
-    """As `load_weights`, with the state itself, which was read from `path`."""
     try:
         check_like(state, model.state_dict(), "the model")
         if not all(torch.isfinite(tensor).all() for tensor in state.values()):
