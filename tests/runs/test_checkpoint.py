@@ -226,10 +226,11 @@ def test_saving_goes_on_after_damage(tmp_path):
 
 LIMITED = """
     import resource, sys, torch
+    from pathlib import Path
     from headrace.runs.checkpoint import CheckpointError, save
     resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
     try:
-        save(sys.argv[1], 2, {"big": torch.zeros(100_000)}, {})
+        save(Path(sys.argv[1]), 2, {"big": torch.zeros(100_000)}, {})
     except CheckpointError as error:
         print(error)
 """
@@ -268,8 +269,9 @@ def test_a_left_over_that_cannot_be_deleted_stops_nothing(tmp_path, monkeypatch)
 
 SAVER = """
     import sys, torch
+    from pathlib import Path
     from headrace.runs.checkpoint import load_newest, save
-    folder = sys.argv[1]
+    folder = Path(sys.argv[1])
     found = load_newest(folder)
     step = found.step if found else 0
     if found:

@@ -84,7 +84,7 @@ _P = ParamSpec("_P")
 
 
 def save(
-    folder: os.PathLike[str] | str,
+    folder: Path,
     step: int,
     tensors: dict[str, torch.Tensor],
     state: Any,
@@ -103,7 +103,6 @@ def save(
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; at least the newest checkpoint must be kept")
-    folder = Path(folder)
     files = {_TENSORS: safetensors.torch.save(on_cpu(tensors)), _STATE: json.dumps(state).encode()}
     manifest = {
         "format": FORMAT,
@@ -201,9 +200,8 @@ def _remove(path: Path) -> None:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def load(path: os.PathLike[str] | str) -> Checkpoint:
+def load(path: Path) -> Checkpoint:
     """Read and verify one checkpoint. Raises `CheckpointError` if any byte differs from what was written."""
-    path = Path(path)
     manifest = _manifest(path)
     data = {name: _read_verified(path / name, *facts) for name, facts in manifest.files.items()}
     try:
@@ -248,16 +246,14 @@ def _listing_again(load_one: Callable[_P, Checkpoint | None]) -> Callable[_P, Ch
 
 
 @_listing_again
-def load_newest(
-    folder: os.PathLike[str] | str, use: Use | None = None, among: Collection[Path] | None = None
-) -> Checkpoint | None:
+def load_newest(folder: Path, use: Use | None = None, among: Collection[Path] | None = None) -> Checkpoint | None:
     """The newest undamaged checkpoint in `folder` that `use` accepts; None if there are no checkpoints. With `among`, only those
     paths are considered, and newer ones are verified.
 
     The others are skipped and listed in `Checkpoint.damaged`, for the caller to report. Raises `CheckpointError` if there are
     checkpoints but none can be used: a run must not start from the beginning unnoticed.
     """
-    paths, damaged = [path for _, path in reversed(_entries(Path(folder)))], []
+    paths, damaged = [path for _, path in reversed(_entries(folder))], list[str]()
     for path in takewhile(lambda path: among is not None and path not in among, paths):
         try:
             with _listed(path):
@@ -267,11 +263,11 @@ def load_newest(
     return _first_usable([path for path in paths if among is None or path in among], use, folder, damaged)
 
 
-def moments(folder: os.PathLike[str] | str) -> dict[Path, tuple[int, bool]]:
+def moments(folder: Path) -> dict[Path, tuple[int, bool]]:
     """For every undamaged checkpoint in `folder` that was saved together with a whole population: the number of that moment, and
     whether the policy had finished learning by then."""
     found = {}
-    for _, path in _entries(Path(folder)):
+    for _, path in _entries(folder):
         with suppress(CheckpointError):  # `load_newest` reports it
             state = load(path).state
             if isinstance(state, dict) and isinstance(state.get("moment"), int):
@@ -280,11 +276,11 @@ def moments(folder: os.PathLike[str] | str) -> dict[Path, tuple[int, bool]]:
 
 
 @_listing_again
-def load_best(folder: os.PathLike[str] | str, use: Use | None = None) -> Checkpoint | None:
+def load_best(folder: Path, use: Use | None = None) -> Checkpoint | None:
     """The undamaged checkpoint with the highest score that `use` accepts, as in `load_newest`; None if none has a score."""
     scored: list[tuple[float, int, Path]] = []
     unreadable: list[str] = []
-    for number, path in _entries(Path(folder)):
+    for number, path in _entries(folder):
         try:
             with _listed(path):
                 score = _manifest(path).score
@@ -295,16 +291,13 @@ def load_best(folder: os.PathLike[str] | str, use: Use | None = None) -> Checkpo
     return _first_usable([path for *_, path in sorted(scored, reverse=True)], use, folder, unreadable)
 
 
-def find(folder: os.PathLike[str] | str, step: int) -> Path | None:
+def find(folder: Path, step: int) -> Path | None:
     """The path of the newest checkpoint of this global step in `folder`, or None. The checkpoint is not read."""
-    return next((path for _, path in reversed(_entries(Path(folder))) if path.name.endswith(f"-step-{step}")), None)
+    return next((path for _, path in reversed(_entries(folder)) if path.name.endswith(f"-step-{step}")), None)
 
 
-def _first_usable(
-    paths: Iterable[Path], use: Use | None, folder: os.PathLike[str] | str, damaged: Iterable[str] = ()
-) -> Checkpoint | None:
+def _first_usable(paths: Iterable[Path], use: Use | None, folder: Path, damaged: list[str]) -> Checkpoint | None:
     """The first usable checkpoint of `paths`. `damaged`: messages about checkpoints already found to be unusable."""
-    damaged = list(damaged)
     for path in paths:
         try:
             with _listed(path):
