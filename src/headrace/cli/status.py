@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +14,7 @@ from headrace.cli.options import parse
 from headrace.config import Config, ConfigError, load, override
 from headrace.processes.output import show
 from headrace.runs.dashboard import Dashboard, duration
+from headrace.runs.files import end_of
 from headrace.runs.folder import training_process
 from headrace.runs.metrics import CURVE, of_training, read_jsonl
 
@@ -55,11 +55,5 @@ def _show(folder: Path, config: Config) -> None:
             dashboard.picture(metrics[-1])
         else:
             dashboard.message("No metrics yet.")
-        for line in _tail(folder / "log.txt"):
+        for line in end_of(folder / "log.txt", LOG_BYTES).decode(errors="replace").splitlines()[-LAST_LINES:]:
             dashboard.message(line)
-
-
-def _tail(log: Path) -> list[str]:
-    with log.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_BYTES))
-        return file.read().decode(errors="replace").splitlines()[-LAST_LINES:]

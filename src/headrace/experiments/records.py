@@ -25,8 +25,9 @@ from headrace.config import flattened
 from headrace.config.envs import OF_ONE_MACHINE
 from headrace.config.errors import UserError
 from headrace.config.file_reading import Unreadable, read_json
+from headrace.runs.files import end_of
 from headrace.runs.metrics import of_training, read_jsonl
-from headrace.runs.plots import RETURNS, band
+from headrace.runs.plots import RETURNS, band, curve
 
 DEEPEST = 6
 """Folders one within the other in which runs are looked for."""
@@ -151,9 +152,8 @@ def _metrics(folder: Path) -> list[Path]:
 
 def _tail(path: Path) -> dict[str, float] | None:
     """The newest whole line of a metrics.jsonl that is not of an evaluation; None without one."""
-    with suppress(OSError), open(path, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-        for text in reversed(file.read().split(b"\n")[:-1]):
+    with suppress(OSError):
+        for text in reversed(end_of(path, TAIL).split(b"\n")[:-1]):
             with suppress(ValueError):
                 line = json.loads(text)
                 if isinstance(line, dict) and "charts/updates" in line:
@@ -211,8 +211,7 @@ def _read_policy(folder: Path, own: Path, policy: int | None, settings: dict[str
     lines = read_jsonl(own / "metrics.jsonl")
     steps, means, *_ = band(own)
     if not steps:
-        known = [line for line in lines if RETURNS in line]
-        steps, means = [line["global_step"] for line in known], [line[RETURNS] for line in known]
+        steps, means = curve(own, RETURNS)
     points = np.array([steps, means], float).T.reshape(-1, 2)
     points = points[np.isfinite(points).all(1)]
     points = points[np.append(np.diff(points[:, 0]) > 0, True)] if len(points) else points

@@ -46,6 +46,13 @@ def read_synced(path: Path, digest: Any) -> bytes:
     return data
 
 
+def end_of(path: Path, most: int) -> bytes:
+    """The last bytes of a file, `most` at most. Raises `OSError`."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return file.read()
+
+
 def sha256(data: bytes) -> str:
     """64 hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()

@@ -13,21 +13,21 @@ from headrace.runs.metrics import CURVE, CURVE_KEYS, read_jsonl
 RETURNS = "charts/episodic_return_100"
 
 
-def curve(run: os.PathLike[str] | str, key: str) -> tuple[list[float], list[float]]:
+def curve(run: Path, key: str) -> tuple[list[float], list[float]]:
     """The global steps at which a metric was logged, and its values."""
-    lines = [line for line in read_jsonl(Path(run) / "metrics.jsonl") if key in line]
+    lines = [line for line in read_jsonl(run / "metrics.jsonl") if key in line]
     return [line["global_step"] for line in lines], [line[key] for line in lines]
 
 
-def band(run: os.PathLike[str] | str) -> tuple[list[float], ...]:
+def band(run: Path) -> tuple[list[float], ...]:
     """The run's learning curve: global steps, and of the last 100 episodes the mean return and the returns that a tenth of them
     are below and above. Empty for a run that has none."""
-    path = Path(run) / CURVE
+    path = run / CURVE
     lines = read_jsonl(path) if path.exists() else []
     return tuple([line[key] for line in lines] for key in ("global_step", *CURVE_KEYS))
 
 
-def task_curves(run: os.PathLike[str] | str, path: os.PathLike[str] | str, tasks: Sequence[str]) -> None:
+def task_curves(run: Path, path: Path, tasks: Sequence[str]) -> None:
     """Draw the mean return of the last episodes of each task over `global_step`, one below the other since their returns are of
     different size. Raises `ConfigError` if the `plots` extra is not installed."""
     figure = new_figure((7, 1.8 * len(tasks)))
@@ -47,32 +47,25 @@ def new_figure(size: tuple[float, float]) -> Any:
     return matplotlib.Figure(figsize=size, layout="constrained")
 
 
-def learning_curve(
-    runs: Sequence[os.PathLike[str] | str],
-    path: os.PathLike[str] | str,
-    *,
-    key: str = RETURNS,
-    title: str = "",
-    goal: float | None = None,
-) -> None:
-    """Draw one metric of one or more runs over `global_step` into a PNG (or whatever the suffix of `path` says). Returns have
-    a band, in which four fifths of the last 100 episodes are, and more points than the metrics.
+def learning_curve(runs: Sequence[Path], path: Path, *, title: str = "", goal: float | None = None) -> None:
+    """Draw the returns of one or more runs over `global_step` into a PNG (or whatever the suffix of `path` says): the means of
+    the last 100 episodes, with a band in which four fifths of these episodes are.
 
-    Raises `ConfigError` if the `plots` extra is not installed or no run has logged `key`.
+    Raises `ConfigError` if the `plots` extra is not installed or no run has logged returns.
     """
     figure = new_figure((7, 4))
-    bands = {str(run): band(run) if key == RETURNS else () for run in runs}
-    curves = {name: (ours[0], ours[1]) if ours and ours[0] else curve(name, key) for name, ours in bands.items()}
-    if not any(steps for steps, _ in curves.values()):
-        raise ConfigError(f"nothing to draw: {', '.join(curves)} logged no {key}")
     axes = figure.add_subplot()
-    for name, (steps, values) in curves.items():
-        (line,) = axes.plot(steps, values, label=os.fsencode(Path(name).name).decode(errors="replace"))
-        if bands[name] and bands[name][0]:
-            axes.fill_between(steps, bands[name][2], bands[name][3], color=line.get_color(), alpha=0.2, linewidth=0)
+    for run in runs:
+        steps, means, low, high = band(run)
+        points = (steps, means) if steps else curve(run, RETURNS)
+        (line,) = axes.plot(*points, label=os.fsencode(run.name).decode(errors="replace"))
+        if steps:
+            axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    if not any(len(line.get_xdata()) for line in axes.lines):
+        raise ConfigError(f"nothing to draw: {', '.join(map(str, runs))} logged no {RETURNS}")
     if goal is not None:
         axes.axhline(goal, color="grey", linestyle="--", linewidth=1, label=f"goal {goal:g}")
-    axes.set(xlabel="steps", ylabel=key, title=title)
+    axes.set(xlabel="steps", ylabel=RETURNS, title=title)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     figure.savefig(path, dpi=120)
