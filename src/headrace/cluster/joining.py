@@ -20,6 +20,7 @@ from headrace.cluster.user_code import unpack
 from headrace.config import Config, ConfigError, from_dict
 from headrace.config.errors import RANK_LOST, UserError
 from headrace.envs.core.imports import import_files
+from headrace.runs.error_texts import explain
 from headrace.transport.messages import ProtocolError, Refused
 from headrace.transport.streams import Backoff, Caller, Stream
 
@@ -27,6 +28,8 @@ GONE_TIMEOUT = 20.0
 """Seconds after which a member ends that has lost the learner and finds that nobody listens there any more."""
 ANSWER_TIMEOUT = 10.0
 """Seconds that the learner's machine may take to answer a member that dials it."""
+END_TIMEOUT = 10.0
+"""Seconds that the first rank may take to end a run whose failure it was told."""
 AWAY = re.compile("timed out|timeout|no answer|no route|unreachable", re.IGNORECASE)
 """How calls fail while a machine, or the network to it, is away."""
 
@@ -67,8 +70,15 @@ class Member:
         self._received.put(("lost", None))
 
     def send(self, kind: str, content: Any) -> None:
-        """Report something."""
         self.stream.send(protocol.to_bytes(kind, content))
+
+    def fail(self, error: Exception) -> str:
+        """Tell the first rank why this member fails, and wait until it has ended the run. Returns the reason as it was told."""
+        explained = explain(error, [])
+        text = explained[0] if explained else f"{type(error).__name__}: {error}"
+        self.send("failed", text)
+        self.next(END_TIMEOUT)
+        return text
 
     def next(self, timeout: float | None) -> tuple[str, Any] | None:
         """Kind and content of what was received, waited for up to `timeout` seconds (None: for ever); "lost" at the stream's

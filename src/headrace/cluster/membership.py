@@ -110,7 +110,6 @@ class Membership:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         return self._listener.port
 
     # -- a thread for each stream -----------------------------------------------------------------------------------------
@@ -146,13 +145,11 @@ class Membership:
     def _place(self, member: Node | Rank) -> dict[str, Any]:
         """What a member is told of its own place."""
         if isinstance(member, Rank):
-            return {"ports": self._ports(), "generations": self._generations()}
+            ports = [self._shared.port.load(k) for k in range(self._places)]
+            return {"ports": ports, "generations": self._generations()}
         k, port = member.number, self._shared.port.load(member.number)
         host = self._hosts.get(k % self._shared.learners, "")
         return {"node": k, "generation": member.generation, "port": port, "receiver": host and f"{host}:{port}"}
-
-    def _ports(self) -> list[int]:
-        return [self._shared.port.load(k) for k in range(self._places)]
 
     def _generations(self) -> list[int]:
         return [self._shared.generation.load(k) for k in range(self._places)]

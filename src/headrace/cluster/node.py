@@ -28,8 +28,6 @@ from headrace.sampling.placements.processes import ProcessPlacement
 
 STATUS_INTERVAL = 1.0
 """Seconds between two reports of what the workers do."""
-END_TIMEOUT = 10.0
-"""Seconds in which a node that is to end should have closed its stream."""
 
 
 def run_node(link: Link, imports: tuple[str, ...] | None = None, say: Callable[[str], None] = show) -> int:
@@ -69,11 +67,8 @@ def _take_part(member: Member, link: Link, imports: tuple[str, ...] | None, stop
             pass
         return ended
     except Exception as error:
-        explained = explain(error, [])
-        text = explained[0] if explained else f"{type(error).__name__}: {error}"
-        member.send("failed", text)
-        member.next(END_TIMEOUT)  # until the learner has ended the run
-        raise error if explained else RunFailed(text) from error
+        reason = member.fail(error)
+        raise error if explain(error, []) else RunFailed(reason) from error
     finally:
         if placement is not None:
             placement.kill()

@@ -24,7 +24,6 @@ from headrace.config import Config, ConfigError, hardware
 from headrace.config.errors import RANK_LOST, UserError
 from headrace.processes.interrupt import interrupts
 from headrace.processes.ranks import settings_beside_first
-from headrace.runs.error_texts import explain
 from headrace.sampling.placements.processes import learner_main
 from headrace.sampling.worker_process import Start
 from headrace.transport.credentials import is_local
@@ -33,8 +32,6 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 """Environment variable with the network interface for gradients."""
 ELSEWHERE, PORT = "192.0.2.1", 9
 """An address that no machine has, and a port: the way there is the way to other networks. Nothing is sent."""
-END_TIMEOUT = 10.0
-"""Seconds that the first rank may take to end a run whose failure it was told."""
 
 
 def place_of(rank: int, learners: int, store: str, alone: bool, first: str = "") -> dict[str, str]:
@@ -116,9 +113,7 @@ def joined(link: Link, rank: int, imports: tuple[str, ...] | None) -> Iterator[C
                 raise Lost(f"the first learner rank {link.address} is lost")
     except Exception as error:
         if not isinstance(error, UserError) or error.exit_code != RANK_LOST:
-            explained = explain(error, [])
-            member.send("failed", explained[0] if explained else f"{type(error).__name__}: {error}")
-            member.next(END_TIMEOUT)
+            member.fail(error)
         raise
     finally:
         _joined = None

@@ -20,6 +20,11 @@ INTERRUPTED = 130
 """Exit code of a node that somebody has ended with SIGTERM or as Ctrl-C does."""
 
 
+def member_name(rank: int) -> str:
+    """What log lines call a member. `rank`: see `MemberProcess`."""
+    return f"learner rank {rank}" if rank else "sampling node"
+
+
 class MemberProcess:
     """`python -m headrace.cluster`, or of a learner rank `python -m headrace.cli.rank`. It gets the address of the first rank and
     the token through a pipe, since the token must not be visible in its arguments or environment variables. It dies with the
@@ -39,11 +44,6 @@ class MemberProcess:
         with suppress(BrokenPipeError):  # it has ended already, as its exit code says
             self._process.stdin.write(json.dumps(told).encode())
             self._process.stdin.close()
-
-    @property
-    def name(self) -> str:
-        """What log lines call it."""
-        return f"learner rank {self.rank}" if self.rank else "sampling node"
 
     @property
     def exit_code(self) -> int | None:

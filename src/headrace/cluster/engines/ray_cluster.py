@@ -75,7 +75,8 @@ class RayCluster:
         self.notices: list[str] = []
         self._folder: Path | None = None
         """Temporary folder of a cluster that this process has started."""
-        self._connect(has_token, need, machines, instead, cores)
+        if self._joined:
+            self._connect(has_token, need, machines, instead, cores)
         self.alive = self._alive_now()
         """The machines that there are, as `ray.nodes` describes them."""
         self._head = ray.get_runtime_context().gcs_address
@@ -87,8 +88,6 @@ class RayCluster:
     def _connect(self, has_token: bool, need: str, machines: int, instead: str, cores: int) -> None:
         """Join the cluster that there is, or start one of this machine. Raises `ConfigError` if that is not possible."""
         ray, address = self.ray, os.environ.get("RAY_ADDRESS")
-        if not self._joined:
-            return
         try:
             if address and (found := re.fullmatch(r"([\w.-]+):(\d+)", address)):
                 socket.create_connection((found[1], int(found[2])), CONNECT_TIMEOUT).close()

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from headrace.cluster.engines import Engine
-from headrace.cluster.engines.member_process import MemberProcess
+from headrace.cluster.engines.member_process import MemberProcess, member_name
 from headrace.cluster.engines.ray_cluster import RayCluster, last_line
 from headrace.cluster.protocol import Link
 from headrace.cluster.user_code import missing_package
@@ -61,11 +61,6 @@ class _Actor:
     machine: str = ""
     """Ray's id of its machine; "" before Ray has placed it."""
     address: str = ""
-
-    @property
-    def name(self) -> str:
-        """What runs there."""
-        return f"learner rank {self.rank}" if self.rank else "sampling node"
 
 
 class RayEngine(Engine):
@@ -135,11 +130,11 @@ class RayEngine(Engine):
             if actor.machine and isinstance(error, ray.exceptions.RayActorError):
                 return f"Ray has lost the machine {actor.address}, or the actor there; another one is used if there is room"
             why = last_line(error)
-            return self._note_failure(f"a machine of Ray cannot run a {actor.name}: {why}{missing_package(why)}")
+            return self._note_failure(f"a machine of Ray cannot run a {member_name(actor.rank)}: {why}{missing_package(why)}")
         if actor.machine:
             if answer:
                 self._drop(actor)
-                return self._note_failure(f"the {actor.name} on Ray's machine {actor.address} has ended ({answer})")
+                return self._note_failure(f"the {member_name(actor.rank)} on Ray's machine {actor.address} has ended ({answer})")
         elif answer[0] in self._used_by(bool(actor.rank)):
             self._drop(actor)
             return None

@@ -8,7 +8,7 @@ from time import monotonic
 
 from headrace.cluster import roles
 from headrace.cluster.engines import Engine
-from headrace.cluster.engines.member_process import INTERRUPTED, MemberProcess
+from headrace.cluster.engines.member_process import INTERRUPTED, MemberProcess, member_name
 from headrace.cluster.protocol import Link
 from headrace.config import Config, ConfigError
 from headrace.config.errors import RANK_LOST
@@ -67,7 +67,7 @@ class StaticEngine(Engine):
         for i, member in enumerate(self._members):
             if member.exit_code is None or monotonic() < self._try_at:
                 continue
-            what = f"A {member.name} of this machine has ended ({member.end_reason()})"
+            what = f"A {member_name(member.rank)} of this machine has ended ({member.end_reason()})"
             if member.exit_code > 0 and member.exit_code not in (RANK_LOST, INTERRUPTED):  # it has said why
                 raise RunFailed(what)
             if too_many := self._failures.add(monotonic()):
