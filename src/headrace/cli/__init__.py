@@ -64,17 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ranks.end_rank(lambda: _run(arguments))
     code = _run(arguments)
     if arguments is None:
-        _end_without(_other_threads(), code)
+        _end_without_threads(code)
     return code
 
 
-def _other_threads() -> list[threading.Thread]:
-    """Threads that Python would wait for at exit."""
-    return [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
-
-
-def _end_without(others: Sequence[threading.Thread], code: int) -> None:
-    """End this process if one of these threads does not end by itself."""
+def _end_without_threads(code: int) -> None:
+    """End this process if a thread that Python would wait for at exit does not end by itself."""
+    others = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
     deadline = monotonic() + THREADS_END
     with suppress(KeyboardInterrupt):
         for thread in others:

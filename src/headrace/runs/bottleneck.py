@@ -125,8 +125,7 @@ def find(metrics: dict[str, float], config: Config) -> Bottleneck:
         return Bottleneck("unknown", "" if math.isnan(learning) else finding, "")
     if "time/learner/wait" not in metrics or "time/rollout/step" not in metrics:
         return Bottleneck("unknown", "No timings yet.", "")
-    waiting: dict[Part, float] = {}
-    waiting["learner"], waiting["environments"] = waiting_share(metrics, "learner"), waiting_share(metrics, "rollout")
+    waiting: dict[Part, float] = {"learner": waiting_share(metrics, "learner"), "environments": waiting_share(metrics, "rollout")}
     if "time/policy/wait" in metrics:
         waiting["policy"] = waiting_share(metrics, "policy")
     computing = metrics.get("time/rollout/forward", 0.0)
