@@ -356,6 +356,5 @@ class PolicyReceiver:
             session.stream.send(state)
 
     def close(self) -> None:
-        """End the stream."""
         if (session := self._session) is not None:
             self._drop(session, "the run has ended")

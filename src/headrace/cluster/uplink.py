@@ -148,7 +148,6 @@ class _Traffic:
         return f"No trajectories reach the learner's machine at {self._learner}: {reason}. This node keeps trying"
 
     def close(self) -> None:
-        """End the stream."""
         self._connection.close()
 
     # -- the connection's thread ------------------------------------------------------------------------------------------

@@ -68,7 +68,6 @@ class NodeActor:
         return self._process.poll(), self._mirror.changes()
 
     def send_signal(self, number: int) -> None:
-        """Send the run a signal."""
         assert self._process is not None
         self._process.send_signal(number)
 

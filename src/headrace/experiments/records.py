@@ -61,12 +61,10 @@ class Run:
 
     @property
     def env(self) -> str:
-        """The environment's id."""
         return str(self.settings.get("env", "unknown"))
 
     @property
     def seed(self) -> int:
-        """The run's seed."""
         return int(self.settings.get("seed", 0))
 
     @property

@@ -60,7 +60,6 @@ class Progress:
         return self.before + self.seconds / 60
 
     def look(self) -> None:
-        """Read the newest line of metrics."""
         self.metrics = newest(self.folder) or self.metrics
 
 

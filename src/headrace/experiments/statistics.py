@@ -1,8 +1,8 @@
 """Statistics of a few runs on a few tasks: Agarwal et al. 2021, "Deep RL at the edge of the statistical precipice" (rliable).
 
 Scores are one array per task, float64 [..., n] with one score per run; tasks may have different numbers of runs. Statistics work
-on the last axis, so that SciPy's bootstrap can give them all resamples at once. Intervals are of the stratified percentile
-bootstrap: the runs of each task are resampled by themselves (section 4.1).
+on the last axis, so that `interval` can give them all resamples at once. Intervals are of the stratified percentile bootstrap:
+the runs of each task are resampled by themselves (section 4.1).
 """
 
 from __future__ import annotations
