@@ -30,31 +30,23 @@ _API = {
     "export_policy": ("headrace.export.onnx_file", "export_policy"),
     "load_policy": ("headrace.evaluation.policy", "load_policy"),
     "learning": ("headrace.learning", None),
+    "make_config": ("headrace.make_config", "make_config"),
     "make_vec": ("headrace.envs", "make_vec"),
     "policies": ("headrace.policies", None),
     "record": ("headrace.evaluation.video", "record"),
+    "train": ("headrace.train", "train"),
 }
-__all__ = ["make_config", "train", *_API]
+__all__ = [*_API]
 
 
 class _Package(types.ModuleType):
     """`headrace.train` and `headrace.make_config` are the functions, also after something imported the modules of these names."""
 
-    @property
-    def train(self) -> Any:
-        return importlib.import_module("headrace.train").train
-
-    @train.setter
-    def train(self, module: types.ModuleType) -> None:
-        """The import system wants to bind the module here; `sys.modules` has it, and the name stays the function's."""
-
-    @property
-    def make_config(self) -> Any:
-        return importlib.import_module("headrace.make_config").make_config
-
-    @make_config.setter
-    def make_config(self, module: types.ModuleType) -> None:
-        """As for `train`."""
+    def __setattr__(self, name: str, value: Any) -> None:
+        """The import system binds every module that it has imported here. `sys.modules` has these two; the names stay free for
+        `__getattr__`."""
+        if name not in ("train", "make_config"):
+            super().__setattr__(name, value)
 
 
 sys.modules[__name__].__class__ = _Package
