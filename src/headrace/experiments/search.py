@@ -167,15 +167,13 @@ class Searcher:
             directions=[*objectives.values()], pruner=optuna.pruners.WilcoxonPruner(p_threshold=P_THRESHOLD),
         )  # fmt: skip
         study.set_metric_names([*objectives])  # for optuna-dashboard
-        study.sampler = self._sampler(len(study.trials))  # with one seed, a search that goes on would try the same values again
+        samplers = {"tpe": optuna.samplers.TPESampler, "gp": optuna.samplers.GPSampler}
+        # With one seed for all, a search that goes on would try the same values again.
+        study.sampler = samplers[self.search.sampler](seed=len(study.trials))
         known = {d.name: value for d in self.dimensions if (value := d.holds(self.defaults[d.name])) is not None}
         if not study.trials and known:
             study.enqueue_trial(known)  # what the search is to beat
         return study
-
-    def _sampler(self, seed: int) -> Any:
-        kinds = {"tpe": self.optuna.samplers.TPESampler, "gp": self.optuna.samplers.GPSampler}
-        return kinds[self.search.sampler](seed=seed)
 
     def _trials(self, study: Any, wanted: int) -> Iterator[Any]:
         """Trials that were begun, then new ones."""
