@@ -25,10 +25,9 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import wraps
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 from uuid import uuid4
 
 import safetensors.torch
@@ -77,8 +76,6 @@ class Checkpoint:
 
 Use = Callable[[Checkpoint], None]
 """Takes what a checkpoint holds, or raises `CheckpointError` where it does not fit."""
-
-_P = ParamSpec("_P")
 
 # -- writing ----------------------------------------------------------------------------------------------------------
 
@@ -226,26 +223,18 @@ def _listed(path: Path) -> Iterator[None]:
         yield
     except CheckpointError as error:
         if not os.path.lexists(path):
-            raise _Pruned(path) from error
+            raise _Pruned from error
         raise
 
 
-def _listing_again(load_one: Callable[_P, Checkpoint | None]) -> Callable[_P, Checkpoint | None]:
-    """`load_one`, which lists the folder again where a checkpoint was deleted before it was read."""
-
-    @wraps(load_one)
-    def load_now(*arguments: _P.args, **named: _P.kwargs) -> Checkpoint | None:
-        for _ in range(_LISTINGS):
-            try:
-                return load_one(*arguments, **named)
-            except _Pruned as pruned:
-                path = pruned.args[0]
-        raise CheckpointError(f"the checkpoints in {path.parent} are deleted faster than they can be read")
-
-    return load_now
+def _listing_again(folder: Path, load_one: Callable[[], Checkpoint | None]) -> Checkpoint | None:
+    """What `load_one` returns. It lists the folder, and does so again where a checkpoint was deleted before it was read."""
+    for _ in range(_LISTINGS):
+        with suppress(_Pruned):
+            return load_one()
+    raise CheckpointError(f"the checkpoints in {folder} are deleted faster than they can be read")
 
 
-@_listing_again
 def load_newest(folder: Path, use: Use | None = None, among: Collection[Path] | None = None) -> Checkpoint | None:
     """The newest undamaged checkpoint in `folder` that `use` accepts; None if there are no checkpoints. With `among`, only those
     paths are considered, and newer ones are verified.
@@ -253,14 +242,18 @@ def load_newest(folder: Path, use: Use | None = None, among: Collection[Path] | 
     The others are skipped and listed in `Checkpoint.damaged`, for the caller to report. Raises `CheckpointError` if there are
     checkpoints but none can be used: a run must not start from the beginning unnoticed.
     """
-    paths, damaged = [path for _, path in reversed(_entries(folder))], list[str]()
-    for path in takewhile(lambda path: among is not None and path not in among, paths):
-        try:
-            with _listed(path):
-                load(path)
-        except CheckpointError as error:
-            damaged.append(str(error))
-    return _first_usable([path for path in paths if among is None or path in among], use, folder, damaged)
+
+    def load_one() -> Checkpoint | None:
+        paths, damaged = [path for _, path in reversed(_entries(folder))], list[str]()
+        for path in takewhile(lambda path: among is not None and path not in among, paths):
+            try:
+                with _listed(path):
+                    load(path)
+            except CheckpointError as error:
+                damaged.append(str(error))
+        return _first_usable([path for path in paths if among is None or path in among], use, folder, damaged)
+
+    return _listing_again(folder, load_one)
 
 
 def moments(folder: Path) -> dict[Path, tuple[int, bool]]:
@@ -275,20 +268,23 @@ def moments(folder: Path) -> dict[Path, tuple[int, bool]]:
     return found
 
 
-@_listing_again
 def load_best(folder: Path, use: Use | None = None) -> Checkpoint | None:
     """The undamaged checkpoint with the highest score that `use` accepts, as in `load_newest`; None if none has a score."""
-    scored: list[tuple[float, int, Path]] = []
-    unreadable: list[str] = []
-    for number, path in _entries(folder):
-        try:
-            with _listed(path):
-                score = _manifest(path).score
-            if score is not None:
-                scored.append((score, number, path))
-        except CheckpointError as error:
-            unreadable.append(str(error))
-    return _first_usable([path for *_, path in sorted(scored, reverse=True)], use, folder, unreadable)
+
+    def load_one() -> Checkpoint | None:
+        scored: list[tuple[float, int, Path]] = []
+        unreadable: list[str] = []
+        for number, path in _entries(folder):
+            try:
+                with _listed(path):
+                    score = _manifest(path).score
+                if score is not None:
+                    scored.append((score, number, path))
+            except CheckpointError as error:
+                unreadable.append(str(error))
+        return _first_usable([path for *_, path in sorted(scored, reverse=True)], use, folder, unreadable)
+
+    return _listing_again(folder, load_one)
 
 
 def find(folder: Path, step: int) -> Path | None:
