@@ -224,8 +224,10 @@ def test_a_run_in_which_no_episode_ended_says_so(headrace, tmp_path):
 
 def test_settings_without_effect_are_named(headrace, tmp_path):
     flags = ["--sampling.placement", "serial", "--no-video", "--learning.total-steps", 32, "--learning.ppo-clip", 0.2]
-    shown = headrace("train", "--env", "gym/CartPole-v1", "--learning.algorithm", "pqn", *flags, "--run.folder", tmp_path)
+    idle = ["--num-policy-workers", 2, "--batch-timeout", 0.01]
+    shown = headrace("train", "--env", "gym/CartPole-v1", "--learning.algorithm", "pqn", *flags, *idle, "--run.folder", tmp_path)
     assert "No effect on pqn: learning.ppo_clip\n" in shown.out
+    assert "No effect in the placement serial: sampling.num_policy_workers, sampling.batch_timeout\n" in shown.out
     again = [*flags[:-3], 64, "--run.folder", tmp_path]
     assert "No effect" not in headrace("train", "--env", "gym/CartPole-v1", "--learning.algorithm", "pqn", *again).out
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from headrace import cluster, tune
 from headrace.cli.flags import parse_config
 from headrace.config import Config, given, hardware
+from headrace.config.sampling import SERVED
 from headrace.envs.core.imports import needed_code
 from headrace.learning.algorithm import declaration
 from headrace.make_config import check_config
@@ -36,6 +37,9 @@ def run(arguments: list[str]) -> int:
         own = given(config) if config.defaults is not None else {}  # of a resumed run it is not known what somebody gave
         if idle := declaration(config.learning.algorithm).without_effect(own):
             show(f"No effect on {config.learning.algorithm}: {', '.join(idle)}")
+        served = config.sampling.placement == "served"
+        if idle := [name for name in map("sampling.{}".format, SERVED) if name in own and not served]:
+            show(f"No effect in the placement {config.sampling.placement}: {', '.join(idle)}")
         if found := tune.in_use(config):
             undo = f"headrace tune {config.env} --forget removes {tune.path(config)}"
             show(f"Settings found by headrace tune: {tune.describe(found)} ({undo})")

@@ -9,6 +9,9 @@ from headrace.config.ranges import Count, Length, Range, Seconds, Timeout
 
 Placement = Literal["served", "inline", "serial", "device"]
 
+SERVED = ("num_policy_workers", "min_request_groups", "max_request_groups", "batch_timeout", "one_transfer")
+"""Settings that have no effect in other placements than `served`."""
+
 
 @dataclass
 class SamplingConfig:
