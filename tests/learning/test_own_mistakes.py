@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from headrace.cli import main
 from headrace.config import ConfigError, override
 from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
 from headrace.learning import Algorithm, register_algorithm
@@ -332,20 +333,18 @@ def own(config):
         (["--learning.algorithm", "own"], "Mine.loss (learning.algorithm own) returned (float, {}); expected", ""),
     ],
 )
-def test_on_the_command_line_with_processes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str, line: str
-) -> None:
+def test_on_the_command_line_with_processes(tmp_path: Path, flags: list[str], words: str, line: str) -> None:
     (tmp_path / "own.py").write_text(FILE)
-    code = main(
-        ["train", "--import", str(tmp_path / "own.py"), "--env", "gym/CartPole-v1", "--run.folder", str(tmp_path / "run"), *flags,
-         "--sampling.placement", "served", "--sampling.num_workers", "1", "--run.dashboard", "false", "--run.video", "false",
-         "--learning.device", "cpu"]
-    )  # fmt: skip
-    shown = capsys.readouterr().err
-    assert code in (1, 2)
-    assert words in shown
-    assert line in shown
-    assert "src/headrace/" not in shown
+    command = [
+        sys.executable, "-m", "headrace.cli", "train", "--import", "own.py", "--env", "gym/CartPole-v1", "--run.folder", "run",
+        "--sampling.placement", "served", "--sampling.num_workers", "1", "--run.dashboard", "false", "--run.video", "false",
+        "--learning.device", "cpu", *flags,
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode in (1, 2)
+    assert words in done.stderr
+    assert line in done.stderr
+    assert "src/headrace/" not in done.stderr
 
 
 def test_a_name_that_is_taken() -> None:

@@ -212,6 +212,7 @@ def test_what_batches_of_environments_cannot_do_is_refused(tmp_path: Path) -> No
     pbt = {"population.size": 2, "pbt.rule": "paper", "pbt.mutable": {"reward.part": "scale"}}
     pbt |= {"sampling.rollout": 8, "envs.reward_weights": {"part": 1.0}}
     learning = {"learning.batch_size": 64, "learning.algorithm": "ppo"}
-    register_vector("weighed-in-batches")(lambda options, num_envs: gymnasium.make_vec("CartPole-v1", num_envs))
+    register = register_vector("weighed-in-batches", applies=["reward_weights"])
+    register(lambda options, num_envs: gymnasium.make_vec("CartPole-v1", num_envs))
     with pytest.raises(EnvironmentFault, match=r"envs\.reward_weights, .*, need environments that are stepped one by one"):
         headrace.train(make_config("weighed-in-batches", **small, **run, **pbt, **learning))
