@@ -163,11 +163,20 @@ def atari() -> str:
     found = [result(f"atari-5-{name}") for name in names]
     rows = []
     for env, row in found[0]["tasks"].items():
-        each = [scores(of["tasks"][env])[0] if env in of["tasks"] else "" for of in found]
-        rows.append([env, *each, number(paper) if (paper := row["PPO, 40 M frames"]) else "not played"])
-    medians = [f"{median[0]:.0%} of a human's" if (median := of["median of 57 games, 95 %"]) else "" for of in found]
-    rows.append(["median of 57 games, estimated", *medians, ""])
-    return markdown(["", *names, "PPO after 40 M frames"], rows)
+        default, *others = [scores(of["tasks"][env])[:2] if env in of["tasks"] else ["", ""] for of in found]
+        paper = number(paper) if (paper := row["PPO, 40 M frames"]) else "not played"
+        rows.append([env, *default, *(each for each, _ in others), paper])
+    medians = [of_human(of["median of 57 games, 95 %"]) for of in found]
+    rows.append(["median of 57 games, estimated", "", *medians, ""])
+    return markdown(["", "default, each seed", "its interquartile mean, 95 %", *names[1:], "PPO after 40 M frames"], rows)
+
+
+def of_human(estimate: list[float]) -> str:
+    """An estimate, with its 95 % interval where there is one, as a share of a human's score; empty without any."""
+    if not estimate:
+        return ""
+    value, *ends = (f"{x:.0%}" for x in estimate)
+    return f"{value} of a human's" + (f" ({' to '.join(ends)})" if ends else "")
 
 
 def scores(found: dict[str, Any]) -> list[str]:
