@@ -31,6 +31,7 @@ from headrace.envs.make import describe
 from headrace.learning.algorithm import declaration
 from headrace.population.pbt import check_pbt
 from headrace.runs.changed_settings import compare, structural
+from headrace.runs.files import occupy_standard_streams
 from headrace.runs.folder import has_checkpoints
 
 LEARNED_WITH = ("policy.", "sampling.", "learning.", "replay.", "q.")
@@ -230,6 +231,7 @@ def to_train(config: Config | Any) -> Config:
     """
     if is_importing():
         raise ConfigError(f"this file trains when it is imported. Put the training behind a guard:\n{GUARD}")
+    occupy_standard_streams()  # the program that trains may have none
     config = continued(config if isinstance(config, Config) else make_config(config))
     import_files(config.imports)  # they may register the environment
     code: tuple[str, ...] = ()

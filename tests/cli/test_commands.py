@@ -125,6 +125,14 @@ def test_closed_standard_streams_are_the_null_device(tmp_path, closed):
     assert "/dev/null" in files
 
 
+def test_a_program_without_standard_streams_trains(tmp_path):
+    code = "import headrace; headrace.train(headrace.make_config('gym/CartPole-v1', **{'run.folder': 'run', 'run.video': False, "
+    code += "'learning.total_steps': 300, 'sampling.placement': 'serial'}))"
+    command, environ = f'{sys.executable} -c "$CODE" <&- >&- 2>&-', {**os.environ, "CODE": code}
+    subprocess.run(command, shell=True, check=True, env=environ, cwd=tmp_path, timeout=100)
+    assert (tmp_path / "run" / "log.txt").read_text()
+
+
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_checkpoint_and_no_process(tmp_path):
     command = [sys.executable, "-m", "headrace.cli", "train", *SMALL[:2], "--run.folder", str(tmp_path), "--no-video",
