@@ -380,3 +380,12 @@ def test_find_looks_into_links_no_further(tmp_path):
     write_run(tmp_path / "a" / "run")
     Path(tmp_path / "a" / "again").symlink_to(tmp_path / "a")
     assert len(records.find([tmp_path])[0]) == 1
+
+
+def test_a_single_number_has_an_axis_with_ticks() -> None:
+    row = {"g": "appo", "x": 0.41, "low": None, "high": None}
+    for rows, zero in (([row], True), ([row, {**row, "g": "ppo", "x": 0.5}], False), ([{**row, "low": 0.3, "high": 0.5}], False)):
+        spec = charts.points("Median", "score", [each["g"] for each in rows], rows)
+        scales = [layer["encoding"]["x"]["scale"] for layer in spec["layer"]]
+        assert scales
+        assert all(scale == {"zero": zero} for scale in scales)

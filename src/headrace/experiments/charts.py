@@ -110,14 +110,16 @@ def points(title: str, x: str, names: Sequence[str], means: Rows, runs: Rows | N
     """One row per configuration: single runs, their statistic and its interval. `means`: rows g, x, low, high; `runs`: g, x.
     `zero`: where a line is drawn."""
     y = axis("g", "", "nominal", sort=list(dict.fromkeys(row["g"] for row in means)), axis={"labelLimit": 260, "title": None})
-    at = {"y": y, "x": axis("x", x, scale={"zero": False})}
-    shown = tooltip(g="", x=x, low="95 % from", high="to")
     bars = [row for row in means if row["low"] is not None]
+    numbers = {row["x"] for row in [*means, *(runs or [])]}
+    scale = {"zero": len(numbers) == 1 and not bars}  # an axis from one number to itself would have no ticks
+    at = {"y": y, "x": axis("x", x, scale=scale)}
+    shown = tooltip(g="", x=x, low="95 % from", high="to")
     line = {"type": "rule", "color": "#888", "strokeDash": [4, 4]}
     layers = [
         _layer([] if zero is None else [{"x": zero}], line, x=axis("x", x), color={"value": "#888"}),
         _layer(runs or [], {"type": "point", "size": 36}, **at, opacity={"value": 0.5}),
-        _layer(bars, {"type": "rule", "strokeWidth": 3}, y=y, x=axis("low", x, scale={"zero": False}), x2={"field": "high"}),
+        _layer(bars, {"type": "rule", "strokeWidth": 3}, y=y, x=axis("low", x, scale=scale), x2={"field": "high"}),
         _layer(means, {"type": "circle", "size": 110, "opacity": 1}, **at, tooltip=shown),
     ]
     return chart(title, layers, names, legend=False, height=ROW * len(means))
