@@ -26,7 +26,7 @@ def try_agent(algorithm: Any, model: nn.Module, config: Config, spec: EnvSpec) -
     Raises `AgentFault` for errors of this code and for results of other shapes. Where the run is on another device, errors are
     left for the run to show: the code may need that device.
     """
-    if not is_own(NETWORKS.get(config.policy.encoder, Trunk)) and not is_own(type(algorithm)):
+    if not _has_own_network(config) and not is_own(type(algorithm)):
         return
     trial = _Trial(config)
     for part in model.modules():
@@ -41,6 +41,11 @@ def try_agent(algorithm: Any, model: nn.Module, config: Config, spec: EnvSpec) -
             raise failed(*trial.calls[-1], error) from error
 
 
+def _has_own_network(config: Config) -> bool:
+    make = NETWORKS.get(config.policy.encoder)  # None: chosen by what the environment observes
+    return make is not None and is_own(make)
+
+
 class _Trial:
     def __init__(self, config: Config):
         self.config, self.algorithm = config, config.learning.algorithm
@@ -50,7 +55,7 @@ class _Trial:
         """Compare what the user's own network and core return with what their attributes say."""
         core, encoder, size = trunk.core, self.config.policy.encoder, trunk.out_features
         network = trunk.network.actor if isinstance(trunk.network, TwoNetworks) else trunk.network
-        if is_own(NETWORKS.get(encoder, Trunk)):
+        if _has_own_network(self.config):
             who = named(type(network), "forward", "policy.encoder", encoder)
             self._watch(network, who, "[N, out_features]", lambda given: torch.empty(N, out_features(network)))
         if core is not None and is_own(type(core)):
