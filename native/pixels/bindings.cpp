@@ -12,11 +12,14 @@ namespace pixels = headrace::pixels;
 NB_MODULE(pixels, m) {
   m.def(
       "channels_last",
-      [](std::uintptr_t x, std::uintptr_t y, std::size_t images, std::size_t channels, std::size_t size, bool bf16) {
+      [](std::uintptr_t x, std::uintptr_t y, std::size_t images, std::size_t channels, std::size_t height, std::size_t width,
+         std::size_t factor, bool bf16) {
         const auto* from = reinterpret_cast<const std::uint8_t*>(x);
-        return bf16 ? pixels::channels_last(from, reinterpret_cast<pixels::Bfloat16*>(y), images, channels, size)
-                    : pixels::channels_last(from, reinterpret_cast<float*>(y), images, channels, size);
+        return bf16 ? pixels::channels_last(from, reinterpret_cast<pixels::Bfloat16*>(y), images, channels, height, width, factor)
+                    : pixels::channels_last(from, reinterpret_cast<float*>(y), images, channels, height, width, factor);
       },
-      "x"_a, "y"_a, "images"_a, "channels"_a, "size"_a, "bf16"_a, nb::call_guard<nb::gil_scoped_release>(),
-      "Addresses of bytes [images, channels, size] and of numbers [images, size, channels]. False: not for so many channels.");
+      "x"_a, "y"_a, "images"_a, "channels"_a, "height"_a, "width"_a, "factor"_a, "bf16"_a,
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Addresses of bytes [images, channels, height, width], whose sides are multiples of factor, and of numbers [images, "
+      "height / factor, width / factor, channels * factor^2]. False: not for so many channels, or this factor.");
 }

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace headrace::pixels {
 
@@ -33,14 +34,40 @@ void interleave(const std::uint8_t* __restrict x, T* __restrict y, std::size_t i
   }
 }
 
-/// Of a frame or a stack of `channels` of them. False: there is no loop for that number.
+/// The same with the F x F pixels of a square, plane after plane, as the channels of one: PyTorch's pixel_unshuffle.
+template <int C, int F, typename T>
+void unshuffle(const std::uint8_t* __restrict x, T* __restrict y, std::size_t images, std::size_t height, std::size_t width) {
+  for (std::size_t n = 0; n < images; ++n, x += C * height * width) {
+    for (std::size_t top = 0; top < height; top += F) {
+      for (std::size_t left = 0; left < width; left += F, y += C * F * F) {
+        std::uint8_t square[C * F * F];  // first put together as bytes, so that the conversion is done in vectors
+        for (int c = 0; c < C; ++c) {
+          for (int i = 0; i < F; ++i) std::memcpy(square + (c * F + i) * F, x + (c * height + top + i) * width + left, F);
+        }
+        for (int i = 0; i < C * F * F; ++i) y[i] = number<T>(square[i]);
+      }
+    }
+  }
+}
+
+template <int C, typename T>
+bool channels_last(const std::uint8_t* x, T* y, std::size_t images, std::size_t height, std::size_t width, std::size_t factor) {
+  switch (factor) {
+    case 1: interleave<C>(x, y, images, height * width); return true;
+    case 4: unshuffle<C, 4>(x, y, images, height, width); return true;
+    default: return false;
+  }
+}
+
+/// Of a frame or a stack of `channels` of them. False: there is no loop for these numbers.
 template <typename T>
-bool channels_last(const std::uint8_t* x, T* y, std::size_t images, std::size_t channels, std::size_t size) {
+bool channels_last(const std::uint8_t* x, T* y, std::size_t images, std::size_t channels, std::size_t height, std::size_t width,
+                   std::size_t factor) {
   switch (channels) {
-    case 1: interleave<1>(x, y, images, size); return true;
-    case 2: interleave<2>(x, y, images, size); return true;
-    case 3: interleave<3>(x, y, images, size); return true;
-    case 4: interleave<4>(x, y, images, size); return true;
+    case 1: return channels_last<1>(x, y, images, height, width, factor);
+    case 2: return channels_last<2>(x, y, images, height, width, factor);
+    case 3: return channels_last<3>(x, y, images, height, width, factor);
+    case 4: return channels_last<4>(x, y, images, height, width, factor);
     default: return false;
   }
 }

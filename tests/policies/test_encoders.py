@@ -83,6 +83,28 @@ def test_pixels_are_divided_by_255():
     assert network({"obs": torch.full((1, 1, 4, 4), 255, dtype=torch.uint8)}).tolist() == [[1.0] * 16]
 
 
+@pytest.mark.parametrize(("size", "kernel", "stride", "factor"), [
+    ((84, 84), 8, 4, 4), ((72, 128), 8, 4, 4), ((84, 84), 4, 2, 2), ((88, 88), 8, 8, 8),
+    ((84, 84), 3, 1, 1), ((84, 84), 6, 4, 1), ((82, 84), 8, 4, 1), ((84, 84), 8, (4, 2), 1),
+])  # fmt: skip
+def test_a_convolution_of_whole_strides_is_one_of_squares_in_bf16(size, kernel, stride, factor):
+    layer = PixelConv2d(3, 8, kernel, stride)
+    image = torch.randint(0, 256, (5, 3, *size), dtype=torch.uint8)
+    assert layer.factor(image, torch.bfloat16) == factor
+    assert layer.factor(image, torch.float32) == 1
+    expected = nn.functional.conv2d(image.float() / 255, layer.weight, layer.bias, stride)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer(image)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, rtol=0.02, atol=0.02)
+    gradients = []
+    for output in (found.float(), expected):
+        layer.zero_grad()
+        output.sum().backward()
+        gradients.append(layer.weight.grad.clone())
+    torch.testing.assert_close(*gradients, rtol=0.02, atol=1.0)
+
+
 @pytest.mark.parametrize(("activation", "module"), [("relu", nn.ReLU), ("elu", ELU), ("tanh", nn.Tanh)])
 def test_the_activation_is_the_configured_one(activation, module):
     network = make_network(DOOM, PolicyConfig(encoder="vizdoom-full", activation=activation))

@@ -95,30 +95,33 @@ class PackedConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 4:
             return super().forward(x)
-        how = [self.padding, self.stride, self.dilation, self.groups]
-        weight = _packed(self, "weight", lambda w: KERNELS._reorder_convolution_weight(self._converted(w), *how, x.shape))
-        bias = None if self.bias is None else self.bias.to(weight.dtype)
-        return KERNELS._convolution_pointwise(self._input(x, weight.dtype), weight, bias, *how, self.activation, [], "")
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else self.weight.dtype
+        x, factor = self._input(x, dtype)
+        how = [self.padding, [stride // factor for stride in self.stride], self.dilation, self.groups]
 
-    def _converted(self, weight: Tensor) -> Tensor:
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
-        return self._scaled(weight).to(dtype).contiguous(memory_format=torch.channels_last)
+        def pack(weight: Tensor) -> Tensor:
+            weight = self._scaled(weight, factor).to(dtype).contiguous(memory_format=torch.channels_last)
+            return cast(Tensor, KERNELS._reorder_convolution_weight(weight, *how, x.shape))
 
-    def _scaled(self, weight: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return KERNELS._convolution_pointwise(x, _packed(self, "weight", pack), bias, *how, self.activation, [], "")
+
+    def _scaled(self, weight: Tensor, factor: int) -> Tensor:
         return weight
 
-    def _input(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        return x.to(dtype)
+    def _input(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+        return x.to(dtype), 1
 
 
 class PackedPixelConv2d(PackedConv2d):
     """What a `PixelConv2d` becomes."""
 
-    def _scaled(self, weight: Tensor) -> Tensor:
-        return weight / 255.0
+    def _scaled(self, weight: Tensor, factor: int) -> Tensor:
+        return PixelConv2d.scaled(weight, factor)
 
-    def _input(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        return channels_last(x, dtype)
+    def _input(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+        factor = PixelConv2d.factor(self, x, dtype)
+        return channels_last(x, dtype, factor), factor
 
 
 _PACKED: dict[type[nn.Module], type[nn.Module]] = {
