@@ -112,7 +112,11 @@ class ConvEncoder(nn.Module):
         self.out_features = hidden or width
 
     def forward(self, image: Tensor) -> Tensor:
-        flat = self.convolutions(image).flatten(1)
+        features = self.convolutions(image)
+        if features.requires_grad and not torch.compiler.is_compiling():
+            # Its gradient comes back plane by plane. The activation's would be made element by element of two orders.
+            features.register_hook(lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
+        flat = features.flatten(1)
         return flat if self.linear is None else self.activation(self.linear(flat))
 
 
