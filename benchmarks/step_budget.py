@@ -7,6 +7,9 @@ measured, not wall-clock time, so that other work on the machine disturbs little
 that belong to them, such as Doom's game engines. `engine` is what is neither environment nor network: finding slots, exchanging
 requests, gathering observations and writing actions, forming batches. Prints a table, writes results/step_budget.json.
 
+The parts are as they are in `served` training: as many environments, acting in batches as small as a policy worker's, and each
+worker's environments on the core that training binds it to, with the processes that belong to them.
+
 `--train 20` then trains in the `served` placement with the same settings for that many seconds. All cores together could do
 cores x 10^6 over the sum of the microseconds in steps per second; printed is what share of that training reaches.
 """
@@ -64,9 +67,40 @@ SETTINGS: dict[str, Any] = {
 """One pass over each batch."""
 
 
+def on_core(call: Callable[..., Any], core: int) -> Callable[..., Any]:
+    """The same call, made on this core."""
+    cores = os.sched_getaffinity(0)
+
+    def wrapper(*args: Any) -> Any:
+        os.sched_setaffinity(0, {core})
+        result = call(*args)
+        os.sched_setaffinity(0, cores)
+        return result
+
+    return wrapper
+
+
+def bind_engines(workers: int, cores: list[int]) -> None:
+    """Bind Doom's engines, which were started worker by worker, to the cores of their workers."""
+    started = sorted(psutil.Process().children(recursive=True), key=lambda child: child.create_time())
+    engines = [child for child in started if "vizdoom" in child.name()]
+    for i, engine in enumerate(engines):
+        for thread in engine.threads():
+            os.sched_setaffinity(thread.id, {cores[i * workers // len(engines) % len(cores)]})
+
+
 def budget(env: str, updates: int) -> dict[str, float]:
     """CPU microseconds per step of every part."""
-    config: Config = make_config(env, **SETTINGS, **as_others(env), **{"sampling.placement": "serial"})
+    served = make_config(env, **SETTINGS, **as_others(env), **{"sampling.placement": "served"})
+    config: Config = make_config(env, **SETTINGS, **as_others(env), **{
+        "sampling.placement": "serial",
+        "sampling.num_workers": served.sampling.num_workers,
+        "sampling.envs_per_worker": served.sampling.envs_per_worker,
+        "sampling.num_groups": served.sampling.num_groups,
+        "sampling.max_request_groups": served.min_request_groups,
+    })  # fmt: skip
+    cores = sorted(os.sched_getaffinity(0))
+    pinned = served.sampling.pin_workers and served.sampling.num_workers >= len(cores) > 1
     spec = describe(config.env, config.envs)
     algorithm, model = make_agent(config, spec)
     placement = Serial(config, spec, make_agent)
@@ -76,7 +110,10 @@ def budget(env: str, updates: int) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     for worker in sampler.workers:
         for group in worker.groups:
-            group.envs.send = timed(group.envs.send, seconds, "environments")  # type: ignore[method-assign]
+            send = timed(group.envs.send, seconds, "environments")
+            if pinned:
+                send = on_core(send, cores[worker.index % len(cores)])
+            group.envs.send = timed(send, seconds, "environments, all")  # type: ignore[method-assign]
     (actor,) = sampler.actors
     actor._act = timed(actor._act, seconds, "policy network")
     collect = timed(lambda slots: sampler.collect(0, slots), seconds, "sampling, all")
@@ -88,13 +125,15 @@ def budget(env: str, updates: int) -> dict[str, float]:
     for update in range(updates + 1):
         if update == 1:  # the first one also resets environments and fills caches
             seconds.clear()
+            if pinned:
+                bind_engines(config.sampling.num_workers, cores)
             in_children = of_children()
         learn(next_batch())
         experience.release()
         publish(memory.weights, update + 1)
     in_children = of_children() - in_children
     sampler.close()
-    seconds["engine: sampling"] = seconds["sampling, all"] - seconds["environments"] - seconds["policy network"]
+    seconds["engine: sampling"] = seconds["sampling, all"] - seconds["environments, all"] - seconds["policy network"]
     seconds["engine: batches"] = seconds["batches, all"] - seconds["sampling, all"]
     seconds["environments"] += in_children
     return {part: seconds[part] / (updates * config.learning.batch_size) * 1e6 for part in PARTS}
