@@ -60,7 +60,12 @@ def no_agent(config: Config, spec: EnvSpec) -> tuple[Any, Any]:
     def extra_fields(spec: EnvSpec) -> dict[str, ArraySpec]:
         return {}
 
-    return SimpleNamespace(extra_fields=extra_fields), model
+    def act(model: Any, obs: Any, core: torch.Tensor, *others: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """For the trial before a run. Workers have an `EmulatedActor`."""
+        discrete = all(isinstance(part, Categorical) for part in spec.action.parts)
+        return {"action": torch.zeros(len(core), spec.action.width, dtype=torch.int32 if discrete else torch.float32)}, core
+
+    return SimpleNamespace(extra_fields=extra_fields, act=act), model
 
 
 class EmulatedActor:
