@@ -33,7 +33,7 @@ struct Memory {
         images(setup.options.stack * setup.observer->image_bytes()), final(images.size()),
         pixels(setup.observer->pooled_pixels()), source(setup.observer->pooled_lines()), twister(0), noops(0),
         sums(kMaxScreenRows * setup.observer->resize.stride), row(kMaxScreenRows),
-        line(kScreenWidth + AreaResize::kPadding), plane(kMaxScreenRows * kScreenWidth) {
+        lines(kMaxScreenRows * kScreenWidth + AreaResize::kPadding), plane(kMaxScreenRows * kScreenWidth) {
     noise = {setup.options.repeat_action_probability, setup.options.exact_noise ? &twister : nullptr, 0, 0};
   }
 
@@ -41,7 +41,7 @@ struct Memory {
     return {screens.data(), images.data(), final.data(), {pixels.data(), source.data()}, &noops,
             noise.repeat_probability > 0 ? &noise : nullptr};
   }
-  StepScratch scratch() { return {{{sums.data(), row.data()}, line.data(), plane.data()}, interrupted.data()}; }
+  StepScratch scratch() { return {{{sums.data(), row.data()}, lines.data(), plane.data()}, interrupted.data()}; }
 
   std::vector<uint8_t> screens, interrupted, images, final, pixels;
   std::vector<uint16_t> source;
@@ -49,7 +49,7 @@ struct Memory {
   ActionNoise noise;
   std::vector<float> sums;
   std::vector<const float*> row;
-  std::vector<uint8_t> line, plane;
+  std::vector<uint8_t> lines, plane;
 };
 
 int presses(const GameListing& listing, int mode) {

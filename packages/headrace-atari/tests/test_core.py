@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 import sys
@@ -56,19 +57,32 @@ def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "RAM" in run.difference
 
 
-def build_fuzzer(tmp_path: Path, *options: str) -> Path:
-    program = tmp_path / "fuzz"
-    source = ROOT / "tests" / "fuzz.cpp"
+def build(tmp_path: Path, name: str, *options: str) -> Path:
+    program, source = tmp_path / name, ROOT / "tests" / f"{name}.cpp"
     command = ["g++", "-std=c++20", "-O1", *options, f"-I{ROOT / 'native'}", str(source), "-o", str(program)]
     subprocess.run(command, check=True, timeout=280)
     return program
 
 
 @requires_compiler
+def test_images_made_from_the_image_before_are_those_made_anew(tmp_path: Path) -> None:
+    """In every form that the code has for a processor."""
+    forms = [["-DHR_PORTABLE"], ["-march=native", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]]
+    if platform.machine() == "x86_64":
+        forms += [["-march=x86-64-v3"]] if " avx2 " in Path("/proc/cpuinfo").read_text() else []
+    found = set()
+    for form in forms:
+        result = subprocess.run([build(tmp_path, "observe", *form)], capture_output=True, text=True, timeout=120)
+        assert result.returncode == 0, result.stdout + result.stderr[-4000:]
+        found.add(result.stdout)
+    assert len(found) == 1
+
+
+@requires_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", ["address", "undefined"])
 def test_random_programs_under_a_sanitizer(tmp_path: Path, sanitizer: str) -> None:
-    program = build_fuzzer(tmp_path, "-g", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
+    program = build(tmp_path, "fuzz", "-g", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
     result = subprocess.run([program, "180", "3"], capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr[-4000:]
 
@@ -76,5 +90,5 @@ def test_random_programs_under_a_sanitizer(tmp_path: Path, sanitizer: str) -> No
 @requires_compiler
 def test_random_programs(tmp_path: Path) -> None:
     """Drawn or not, translated, decoded or instruction by instruction: random programs run alike, and every frame ends."""
-    result = subprocess.run([build_fuzzer(tmp_path), "90", "1"], capture_output=True, text=True, timeout=120)
+    result = subprocess.run([build(tmp_path, "fuzz"), "90", "1"], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout

@@ -341,7 +341,9 @@ class Environment {
     switch (picture.source) {
       case PictureSource::kNone: return;
       case PictureSource::kScreens:
-        return setup_.observer->observe(picture.a, picture.b, memory_.pooled, target, scratch_.observer);
+        // After the other sources an episode begins, whose first picture clears the images.
+        return setup_.observer->observe(picture.a, picture.b, memory_.pooled, picture.clears ? nullptr : image(picture.before),
+                                        target, scratch_.observer);
       case PictureSource::kAgain: return setup_.observer->observe_again(picture.a, memory_.pooled, target, scratch_.observer);
       case PictureSource::kCopy:
         if (picture.target != picture.before) copy_bytes(target, image(picture.before), image_bytes());

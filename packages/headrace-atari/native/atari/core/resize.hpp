@@ -1,7 +1,8 @@
 // Area interpolation of 8-bit images, bit for bit as OpenCV's INTER_AREA computes it when it shrinks an image.
 //
 // Both passes are float32 without fused multiply-add: first along each row, pixels in order; then down the columns.
-// Lines that look the same have the same horizontal sums, so those are computed once per distinct line.
+// Lines that look the same have the same horizontal sums, so those are computed once per distinct line; and output rows whose
+// source rows did not change since the image before are copied from there.
 #pragma once
 
 #include "cartridge.hpp"
@@ -88,26 +89,38 @@ struct AreaResize {
   // Eight (or 16) neighbouring outputs read at most 16 (or 32) neighbouring bytes per tap when the scale is at most 2.
   uint8_t shuffles[kMaxImageWidth + 16];     // [stride] source byte of an output, relative to its group of eight
   int32_t group_first[kMaxImageWidth / 8];   // [stride / 8] first source byte of each group
-  float group_weights[4 * kMaxImageWidth];   // [taps, stride]
+  alignas(64) float group_weights[4 * kMaxImageWidth];   // [taps, stride]
 
-  // `line(y)` returns the pixels of source row y, or null if that row equals row y - 1. Rows are asked for in order, once.
-  // Writes out_height x out_width pixels.
-  template <class Line>
-  HR_HD void operator()(Line&& line, uint8_t* out, const Scratch& scratch) const {
-    if (whole) return average_blocks(line, out);
+  // Writes out_height x out_width pixels. `changes(y)` makes source row y, whose pixels are then lines[y], and returns whether it
+  // differs from that of the image `before`, which may be null and may be `out`. Rows are asked for in order, once; rows that
+  // show the same may lie in the same memory.
+  template <class Changes, class Lines>
+  HR_HD void operator()(const Changes& changes, const Lines& lines, const uint8_t* before, uint8_t* out,
+                        const Scratch& scratch) const {
+    if (whole) return average_blocks(changes, lines, out);
     // No output row has more source rows than taps, so a ring of as many sums and one more fits into the cache.
     float *sums = scratch.sums, *const end = sums + min_of(y.taps + 1, y.in) * stride;
-    for (int row = 0, d = 0; row < y.in; ++row) {
-      const uint8_t* pixels = line(row);
-      if (pixels == nullptr) {
-        scratch.row[row] = scratch.row[row - 1];
-      } else {
-        horizontal(pixels, sums);
-        scratch.row[row] = sums;
-        sums = sums + stride == end ? scratch.sums : sums + stride;
+    for (int row = 0, d = 0, last_change = -1; row < y.in; ++row) {
+      if (changes(row) || before == nullptr) last_change = row;
+      scratch.row[row] = nullptr;
+      for (; d < y.out && y.first[d] + taps_of(d) == row + 1; ++d) {
+        const size_t at = static_cast<size_t>(d) * x.out;
+        if (last_change < y.first[d]) {
+          if (before != out) copy_bytes(out + at, before + at, static_cast<size_t>(x.out));
+          continue;
+        }
+        for (int source = y.first[d]; source <= row; ++source) {
+          if (scratch.row[source] != nullptr) continue;
+          if (source > 0 && lines[source] == lines[source - 1] && scratch.row[source - 1] != nullptr) {
+            scratch.row[source] = scratch.row[source - 1];
+            continue;
+          }
+          horizontal(lines[source], sums);
+          scratch.row[source] = sums;
+          sums = sums + stride == end ? scratch.sums : sums + stride;
+        }
+        vertical(d, scratch, out + at);
       }
-      for (; d < y.out && y.first[d] + taps_of(d) == row + 1; ++d)
-        vertical(d, scratch, out + static_cast<size_t>(d) * x.out);
     }
   }
 
@@ -119,25 +132,31 @@ struct AreaResize {
     return taps;
   }
 
+#ifdef HR_AVX512VBMI
+  // `horizontal` where `shuffled`. `Known`: the number of taps, if the compiler is to know it, else 0.
+  template <int Known>
+  void horizontal_taps(const uint8_t* pixels, float* sums, int taps) const {
+    if (Known) taps = Known;
+    // Each source byte of 16 outputs goes to the lowest of an output's four bytes. What lies behind the last output has
+    // weight 0.
+    for (int d = 0; d < x.out; d += 16) {
+      const uint8_t* const window = pixels + x.first[d];
+      const __m512i sources = _mm512_sub_epi32(_mm512_loadu_si512(x.first + d), _mm512_set1_epi32(x.first[d]));
+      __m512 total = _mm512_setzero_ps();
+      for (int k = 0; k < taps; ++k) {
+        const __m512i bytes = _mm512_zextsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(window + k)));
+        const __m512i values = _mm512_maskz_permutexvar_epi8(0x1111111111111111, sources, bytes);
+        const __m512 weights = _mm512_loadu_ps(group_weights + k * stride + d);
+        total = _mm512_add_ps(total, _mm512_mul_ps(_mm512_cvtepi32_ps(values), weights));
+      }
+      _mm512_storeu_ps(sums + d, total);
+    }
+  }
+#endif
+
   HR_HD void horizontal(const uint8_t* pixels, float* sums) const {
 #ifdef HR_AVX512VBMI
-    if (shuffled) {
-      // Each source byte of 16 outputs goes to the lowest of an output's four bytes. What lies behind the last output has
-      // weight 0.
-      for (int d = 0; d < x.out; d += 16) {
-        const uint8_t* const window = pixels + x.first[d];
-        const __m512i sources = _mm512_sub_epi32(_mm512_loadu_si512(x.first + d), _mm512_set1_epi32(x.first[d]));
-        __m512 total = _mm512_setzero_ps();
-        for (int k = 0; k < x.taps; ++k) {
-          const __m512i bytes = _mm512_zextsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(window + k)));
-          const __m512i values = _mm512_maskz_permutexvar_epi8(0x1111111111111111, sources, bytes);
-          const __m512 weights = _mm512_loadu_ps(group_weights + k * stride + d);
-          total = _mm512_add_ps(total, _mm512_mul_ps(_mm512_cvtepi32_ps(values), weights));
-        }
-        _mm512_storeu_ps(sums + d, total);
-      }
-      return;
-    }
+    if (shuffled) return x.taps == 3 ? horizontal_taps<3>(pixels, sums, 3) : horizontal_taps<0>(pixels, sums, x.taps);
 #elif defined(HR_AVX2)
     if (shuffled) {
       for (int d = 0, g = 0; d < x.out; d += 8, ++g) {
@@ -188,25 +207,22 @@ struct AreaResize {
   }
 
   // With whole-numbered scales OpenCV sums integers; 2 x 2 blocks are rounded half up, others half to even.
-  template <class Line>
-  HR_HD void average_blocks(Line&& line, uint8_t* out) const {
+  template <class Changes, class Lines>
+  HR_HD void average_blocks(const Changes& changes, const Lines& lines, uint8_t* out) const {
     const int across = x.in / x.out;
     const int down = y.in / y.out;
-    if (across == 1 && down == 1) {
-      for (int row = 0; row < y.out; ++row, out += x.out) {
-        const uint8_t* pixels = line(row);
-        copy_bytes(out, pixels != nullptr ? pixels : out - x.out, static_cast<size_t>(x.out));
-      }
-      return;
-    }
     const float scale = 1.0f / static_cast<float>(across * down);
-    const uint8_t* pixels = nullptr;
     for (int d = 0; d < y.out; ++d) {
+      if (across == 1 && down == 1) {
+        changes(d);
+        copy_bytes(out, lines[d], static_cast<size_t>(x.out));
+        out += x.out;
+        continue;
+      }
       int32_t sums[kMaxImageWidth] = {};
-      for (int k = 0; k < down; ++k) {
-        const uint8_t* next = line(d * down + k);
-        if (next != nullptr) pixels = next;
-        for (int i = 0; i < x.in; ++i) sums[i / across] += pixels[i];
+      for (int row = d * down; row < (d + 1) * down; ++row) {
+        changes(row);
+        for (int i = 0; i < x.in; ++i) sums[i / across] += lines[row][i];
       }
       for (int i = 0; i < x.out; ++i, ++out)
         *out = static_cast<uint8_t>(across == 2 && down == 2

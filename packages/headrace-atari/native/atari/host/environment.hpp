@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "atari/core/environment.hpp"
+#include "atari/host/archive.hpp"
 #include "atari/host/emulator.hpp"
 #include "atari/host/game.hpp"
 
@@ -52,17 +54,17 @@ class ScratchMemory {
  public:
   explicit ScratchMemory(const Observer& observer)
       : sums_(static_cast<size_t>(kMaxScreenRows) * observer.resize.stride), row_(kMaxScreenRows),
-        line_(kScreenWidth + AreaResize::kPadding), plane_(static_cast<size_t>(observer.height) * observer.width),
+        lines_(static_cast<size_t>(kMaxScreenRows) * kScreenWidth + AreaResize::kPadding), plane_(static_cast<size_t>(observer.height) * observer.width),
         interrupted_screen_(static_cast<size_t>(kMaxScreenRows) * kScreenWidth) {}
 
   StepScratch get() {
-    return {{{sums_.data(), row_.data()}, line_.data(), plane_.data()}, interrupted_screen_.data()};
+    return {{{sums_.data(), row_.data()}, lines_.data(), plane_.data()}, interrupted_screen_.data()};
   }
 
  private:
   std::vector<float> sums_;
   std::vector<const float*> row_;
-  std::vector<uint8_t> line_, plane_, interrupted_screen_;
+  std::vector<uint8_t> lines_, plane_, interrupted_screen_;
 };
 
 class HostEnvironment {
@@ -119,6 +121,7 @@ class HostEnvironment {
     archive.bytes(images_.data(), images_.size());
     archive.bytes(pooled_pixels_.data(), pooled_pixels_.size());
     archive.bytes(pooled_source_.data(), pooled_source_.size() * sizeof(uint16_t));
+    if constexpr (std::is_same_v<Archive, Reader>) spread(kind_->observer(), memory_.pooled);  // it may be a GPU's
     archive(noop_generator_);
   }
 
