@@ -27,6 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -210,10 +211,15 @@ def creation(num_envs: int) -> float:
     return time.perf_counter() - begin
 
 
-def machine() -> dict[str, object]:
+def machine(envpool: str | None) -> dict[str, object]:
+    """`envpool` is its interpreter."""
     cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
     facts: dict[str, object] = {"cpu": cpu.partition(": ")[2], "cores": os.cpu_count(), "load": os.getloadavg()}
-    return facts | {"python": platform.python_version()}
+    facts |= {"python": platform.python_version(), "ale-py": metadata.version("ale-py")}
+    if envpool:
+        versions = "import platform as p, importlib.metadata as m; print(m.version('envpool'), 'on Python', p.python_version())"
+        facts["envpool"] = subprocess.run([envpool, "-c", versions], capture_output=True, text=True, check=True).stdout.strip()
+    return facts
 
 
 def main() -> None:
@@ -247,7 +253,7 @@ def main() -> None:
         import summary  # only here: envpool's interpreter lacks headrace
 
         facts = {key: value for key, value in vars(arguments).items() if key not in ("json", "serve", "envpool")}
-        report = {"machine": machine(), "settings": facts, "summary": ratios, "rows": rows}
+        report = {"machine": machine(arguments.envpool), "settings": facts, "summary": ratios, "rows": rows}
         summary.write(arguments.json, report)
 
 
