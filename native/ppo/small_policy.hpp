@@ -1,4 +1,4 @@
-// A small policy of fully connected layers: how it acts, and the loss of PPO with its gradient. One thread, whose memory is kept from
+// A small policy of fully connected layers, or the heads of another one: how it acts, and the loss of PPO with its gradient. One thread, whose memory is kept from
 // call to call. What it computes is `PolicyGradient.act` and `.loss` of headrace/learning/policy_gradient.py; tests hold them together.
 //
 // With small networks most of an optimizer step of PyTorch is not arithmetic, but some 250 operations of a few microseconds each.
@@ -28,7 +28,7 @@ struct Layer {
 
 struct Policy {
   Kind kind;                        // of the activation after each hidden layer
-  std::vector<Layer> actor, critic;  // hidden layers; without a critic the actor's features are for both heads
+  std::vector<Layer> actor, critic;  // hidden layers, perhaps none; without a critic the actor's features are for both heads
   Layer action, value;              // heads: logits or means, and one value
   const float* log_std;             // [C], null for discrete actions
   float* log_std_gradient;
@@ -237,7 +237,7 @@ class SmallPolicy {
   }
 
  private:
-  static std::size_t inputs(const Policy& p) { return p.actor.front().in; }
+  static std::size_t inputs(const Policy& p) { return p.actor.empty() ? p.action.in : p.actor.front().in; }
 
   Rows copied(const float* from, std::size_t rows, std::size_t width) {
     const Rows to{scratch_.take(rows * padded(width)), width};

@@ -173,15 +173,17 @@ def test_targets_under_the_present_weights(action: str, settings: dict[str, Any]
         torch.testing.assert_close(samples[name][valid], x[valid], rtol=1e-4, atol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("settings", [{"policy.separate_critic": True}, {"policy.core": "gru", "policy.core_size": 9}], ids=str)
 @pytest.mark.parametrize("action", ACTIONS)
-def test_acting_is_pytorchs(action: str) -> None:
-    """With the same random numbers the same actions, and for any actions the log-probabilities and values of `Policy`."""
-    settings = {"policy.normalize_observations": True, "policy.normalize_returns": True, "policy.separate_critic": True}
-    algorithm, model, _ = made(action, **settings)
+def test_acting_is_pytorchs(action: str, settings: dict[str, Any]) -> None:
+    """With the same random numbers the same actions, and for any actions the log-probabilities and values of `Policy`: of a whole
+    policy and, behind a core, of the heads."""
+    algorithm, model, _ = made(action, **{"policy.normalize_observations": True, "policy.normalize_returns": True} | settings)
     model.update_normalizers({"obs": torch.randn(9, 8, 5) * 4 + 1})
     model.update_returns(torch.randn(1, 50) * 3 + 7, torch.ones(1, 50, dtype=torch.bool))
-    obs, core, first = {"obs": torch.randn(N, 5) * 12}, torch.zeros(N, 0), torch.zeros(N, dtype=torch.bool)
+    obs, core, first = {"obs": torch.randn(N, 5) * 12}, torch.randn(N, model.core_width), torch.rand(N) < 0.5
     with torch.no_grad():
+        assert SmallNetwork(model).acts(obs)
         fields, after = algorithm.act(model, obs, core, first, torch.arange(N), torch.Generator().manual_seed(5))
         out = model.act(obs, core, first)
         expected = out.distribution.sample(torch.Generator().manual_seed(5))
@@ -191,12 +193,12 @@ def test_acting_is_pytorchs(action: str) -> None:
     assert fields["action"].dtype == expected.dtype
     torch.testing.assert_close(fields["log_prob"], out.distribution.log_prob(fields["action"]), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(fields["value"], out.value, rtol=1e-5, atol=1e-5)
-    assert after.shape == core.shape
-    for row in (0, N - 1):  # the size of a batch does not change what its rows are
+    assert torch.equal(after, out.core)
+    for row in (slice(0, 1), slice(N - 1, N)) if model.core_width == 0 else ():  # the size of a batch does not change its rows
         one = torch.Generator().manual_seed(5)
         with torch.no_grad():
-            alone, _ = algorithm.act(model, {"obs": obs["obs"][row : row + 1]}, core[:1], first[:1], torch.arange(1), one)
-        assert torch.equal(alone["value"], fields["value"][row : row + 1])
+            alone, _ = algorithm.act(model, {"obs": obs["obs"][row]}, core[row], first[row], torch.arange(1), one)
+        assert torch.equal(alone["value"], fields["value"][row])
 
 
 def test_actions_have_their_probabilities() -> None:
@@ -343,10 +345,11 @@ def test_a_policy_that_somebody_has_changed_is_pytorchs(change: str) -> None:
     small, batch = SmallNetwork(model), minibatch(model)
     rows = {"obs": torch.randn(N, 5)}, torch.zeros(N, 0), torch.zeros(N, dtype=torch.bool)
     with torch.no_grad():
-        assert not small.acts(rows[0])
         fields, _ = algorithm.act(model, *rows, torch.arange(N), torch.Generator().manual_seed(0))
         if change != "spectral norm":  # which is different in every forward pass
-            torch.testing.assert_close(fields["value"], model.act(*rows).value)
+            out = model.act(*rows)
+            torch.testing.assert_close(fields["value"], out.value)
+            torch.testing.assert_close(fields["log_prob"], out.distribution.log_prob(fields["action"]))
     assert not small.takes(batch, config.learning)
     algorithm.backward(model, batch, config.learning)
     assert all(p.grad is not None for name, p in model.named_parameters() if name != "more")

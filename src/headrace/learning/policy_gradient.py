@@ -53,7 +53,7 @@ class PolicyGradient(Algorithm):
     ) -> tuple[Tensors, Tensor]:
         """Sample from the policy; deterministic: its most probable action."""
         if mode != "deterministic" and (small := self._small_network(model)) is not None and small.acts(obs):
-            return small.act(obs, generator), core
+            return small.act(obs, core, first, generator)
         out = cast(Policy, model).act(obs, core, first)
         action = out.distribution.mode() if mode == "deterministic" else out.distribution.sample(generator)
         return {"action": action, "log_prob": out.distribution.log_prob(action), "value": out.value}, out.core

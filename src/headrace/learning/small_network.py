@@ -1,7 +1,9 @@
-"""Small fully connected policies: acting, and the gradient of PPO's loss, by native functions (`native/ppo`).
+"""Small fully connected policies: acting, and the gradient of PPO's loss, by native functions (`native/ppo`). Of other policies, how
+the heads act.
 
-An optimizer step on a few hundred samples is some 250 operations of PyTorch, and acting for eight environments some 80: their
-arithmetic is a fraction of their cost. The native functions compute what `PolicyGradient.act` and `PolicyGradient.loss` do.
+An optimizer step on a few hundred samples is some 250 operations of PyTorch, and acting for eight environments some 80, of which
+heads and drawing are 40: their arithmetic is a fraction of their cost. The native functions compute what `PolicyGradient.act` and
+`PolicyGradient.loss` do.
 """
 
 from __future__ import annotations
@@ -30,16 +32,18 @@ _KINDS: dict[type[nn.Module], native.Kind] = {nn.ReLU: native.Kind.relu, ELU: na
 
 
 class SmallNetwork:
-    """A policy of linear layers with one vector as its observation and without a core: how it acts, and its gradient.
+    """A policy of linear layers with one vector as its observation and without a core: how it acts, and its gradient. Of any other
+    one, its heads: how they act.
 
-    `acts` and `takes` say whether a policy is one. It must stay the same object; its parameters may move in memory.
+    `acts` and `takes` say whether the native functions do it. The policy must stay the same object; its parameters may move in
+    memory.
     """
 
     def __init__(self, policy: Policy):
         self.policy = policy
         self._discrete = all(isinstance(part, Categorical) for part in policy.spec.action.parts)
         self._layout = layout(policy.spec.action, torch.device("cpu"))  # whose tensors the native function reads
-        self._layers = _layers(policy)
+        self._layers = _layers(policy) or _heads(policy)
         self._parameters = [] if self._layers is None else self._layers.parameters(policy)
         self._own: list[Tensor] = []
         self._work = sum(parameter.numel() for parameter in self._parameters)
@@ -58,10 +62,15 @@ class SmallNetwork:
             and all(x.device.type == "cpu" and self._work * len(x) <= MOST_WORK for x in obs.values())
         )
 
-    def act(self, obs: Tensors, generator: torch.Generator) -> Tensors:
-        """See `PolicyGradient.act`: actions drawn from the policy."""
-        (name,) = self.policy.trunk.observed
-        x, spec, head = obs[name].flatten(1).float().contiguous(), self.policy.spec.action, self.policy.action_head
+    def act(self, obs: Tensors, core: Tensor, first: Tensor, generator: torch.Generator) -> tuple[Tensors, Tensor]:
+        """See `PolicyGradient.act`: actions drawn from the policy, and the core state."""
+        assert self._layers is not None
+        if self._layers.actor:
+            (name,) = self.policy.trunk.observed
+            x = obs[name].flatten(1)
+        else:
+            x, core = self.policy.features(obs, core, first)
+        x, spec, head = x.float().contiguous(), self.policy.spec.action, self.policy.action_head
         n, width = len(x), len(cast(Tensor, head.linear.bias))
         noise = torch.empty(n, width)
         noise = noise.uniform_(generator=generator) if self._discrete else noise.normal_(generator=generator)
@@ -71,11 +80,11 @@ class SmallNetwork:
             self._located(), self._surroundings(), n, x.data_ptr(), noise.data_ptr(),
             *_addresses(*((action, None) if self._discrete else (None, action)), log_prob, value),
         )  # fmt: skip
-        return {"action": action, "log_prob": log_prob, "value": value}
+        return {"action": action, "log_prob": log_prob, "value": value}, core
 
     def _surroundings(self) -> native.Surroundings:
-        trunk, at = self.policy.trunk, self._layout
-        observations = cast(RunningMeanStd, trunk.normalizers[0]) if trunk.normalized else None
+        trunk, at, whole = self.policy.trunk, self._layout, bool(self._layers and self._layers.actor)
+        observations = cast(RunningMeanStd, trunk.normalizers[0]) if whole and trunk.normalized else None
         bounds = [t.data_ptr() for t in (at.bounded, at.low, at.high, at.middle, at.half_range)]
         return native.Surroundings(_statistics(observations), _statistics(self.policy.returns), *bounds)
 
@@ -84,6 +93,7 @@ class SmallNetwork:
         term that is the entropy of discrete actions, or none."""
         return (
             self._layers is not None
+            and bool(self._layers.actor)
             and batch["action"].dtype == (torch.int32 if self._discrete else torch.float32)
             and batch["mask"].device.type == "cpu"
             and self._work * batch["mask"].numel() <= MOST_WORK
@@ -172,7 +182,7 @@ class SmallNetwork:
 
 @dataclass(frozen=True)
 class _Layers:
-    """A policy's layers. Without those of a critic the actor's are for both heads."""
+    """A policy's layers. Without those of a critic the actor's are for both heads, and without an actor's there are heads only."""
 
     kind: native.Kind  # of the activation after each hidden layer
     actor: list[nn.Linear]
@@ -201,29 +211,40 @@ class _Layers:
 def _layers(policy: Policy) -> _Layers | None:
     """None if anything about the policy is not as `Policy` makes it for one vector with `policy.mlp`, without a core: then the
     native functions do not compute what it computes."""
-    trunk, parts, network = policy.trunk, policy.spec.action.parts, policy.trunk.network
-    alike = all(isinstance(part, Categorical) for part in parts) or all(isinstance(part, Continuous) for part in parts)
-    alike = alike and layout(policy.spec.action, torch.device("cpu")).fixed is None
-    own = [type(part) for part in (trunk, policy.action_head, policy.value_head)] == [Trunk, ActionHead, ValueHead]
+    trunk, network, heads = policy.trunk, policy.trunk.network, _linear_heads(policy)
     own = (
-        own
+        type(trunk) is Trunk
         and (type(network) is TwoNetworks) == (policy.parts == 2)
         and all(type(n) is RunningMeanStd for n in trunk.normalizers)
     )
-    if not own or not alike or trunk.core is not None or trunk.precision != "float32" or MASK_KEY in policy.spec.observation:
+    if not own or not heads or trunk.core is not None or trunk.precision != "float32":
         return None
     mlps = [_mlp(part) for part in ((network.actor, network.critic) if type(network) is TwoNetworks else (network,))]
     kinds = {type(activation) for mlp in mlps for activation in mlp[1::2]}
     if len(trunk.observed) != 1 or not all(mlps) or len(kinds) != 1 or not kinds <= _KINDS.keys():
         return None
-    heads: list[nn.Module] = [policy.action_head.linear, policy.value_head.linear]
-    if not all(_is_plain(layer) for layer in (*heads, *(layer for mlp in mlps for layer in mlp[::2]))):
+    if not all(_is_plain(layer) for mlp in mlps for layer in mlp[::2]):
         return None
     hidden = [cast(list[nn.Linear], mlp[::2]) for mlp in mlps]
-    found = _Layers(_KINDS[kinds.pop()], hidden[0], hidden[1] if len(hidden) > 1 else [], cast(list[nn.Linear], heads))
+    found = _Layers(_KINDS[kinds.pop()], hidden[0], hidden[1] if len(hidden) > 1 else [], heads)
     # None is shared, and there are no others.
     known, every = [id(tensor) for tensor in found.parameters(policy)], [id(tensor) for tensor in policy.parameters()]
     return found if sorted(known) == sorted(every) else None
+
+
+def _heads(policy: Policy) -> _Layers | None:
+    """The heads alone; None as in `_layers`, and where each has features of its own."""
+    heads = _linear_heads(policy) if policy.parts == 1 else []
+    return _Layers(native.Kind.relu, [], [], heads) if heads else None
+
+
+def _linear_heads(policy: Policy) -> list[nn.Linear]:
+    """The layers of both heads, of actions whose parts are all of one kind and free to be drawn; else nothing."""
+    parts, heads = policy.spec.action.parts, (policy.action_head, policy.value_head)
+    alike = all(isinstance(part, Categorical) for part in parts) or all(isinstance(part, Continuous) for part in parts)
+    own = [type(head) for head in heads] == [ActionHead, ValueHead] and all(_is_plain(head.linear) for head in heads)
+    free = layout(policy.spec.action, torch.device("cpu")).fixed is None and MASK_KEY not in policy.spec.observation
+    return [cast(nn.Linear, head.linear) for head in heads] if alike and own and free else []
 
 
 def _mlp(network: nn.Module) -> list[nn.Module]:

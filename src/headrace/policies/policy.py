@@ -118,8 +118,13 @@ class OnTrunk(nn.Module, Generic[Output]):
             core: float32 [N, S] before this observation.
             first: bool [N]: the core state is zeroed before these observations.
         """
+        features, core = self.features(obs, core, first)
+        return self._output(features, obs, core)
+
+    def features(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        """What the heads get in `act`, float32 [N, F], and the core state after it; arguments as there."""
         features, core = self.trunk({name: x.unsqueeze(0) for name, x in obs.items()}, core, first.unsqueeze(0))
-        return self._output(features.squeeze(0), obs, core)
+        return features.squeeze(0), core
 
     def unroll(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> Output:
         """T rows of B environments: the same with `obs` [T, B, ...], `core` [B, S] before row 0 and `first` [T, B]."""

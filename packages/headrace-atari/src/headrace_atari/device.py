@@ -75,7 +75,10 @@ class DeviceVector:
         if out[0].numel() != size:
             raise ValueError(f"a row of out has {out[0].numel()} bytes, an observation has {size}")
 
-    def send(self, actions: Any, strengths: np.ndarray | None, out: torch.Tensor | None, rows: np.ndarray | None) -> None:
+    def send(
+        self, actions: Any, strengths: np.ndarray | None, out: torch.Tensor | None, rows: np.ndarray | None, waits: bool = False
+    ) -> None:
+        """`waits`: whether `recv` follows at once, which does not matter on a GPU."""
         self._idle()
         if not self._seeded.all():
             raise RuntimeError("send follows a reset or a recv")

@@ -201,9 +201,10 @@ class AtariVector(VectorEnv):
     def step(
         self, actions: np.ndarray, out: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """`send`, then `recv`."""
+        """`send`, then `recv`; the calling thread steps consoles in the place of one of the pool, unless that is bound to
+        processors."""
         with self._user:
-            self._send(actions, out, None)
+            self._send(actions, out, None, waits=True)
             return self._receive()
 
     def send(self, actions: np.ndarray, out: np.ndarray | None = None, rows: np.ndarray | None = None) -> None:
@@ -221,7 +222,7 @@ class AtariVector(VectorEnv):
         with self._user:
             self._send(actions, out, rows)
 
-    def _send(self, actions: np.ndarray, out: Any, rows: Any) -> None:
+    def _send(self, actions: np.ndarray, out: Any, rows: Any, waits: bool = False) -> None:
         vector, strengths = self._open(), self._strengths
         if self.continuous:
             actions = np.asarray(actions, np.float32)
@@ -233,7 +234,7 @@ class AtariVector(VectorEnv):
         else:
             indices = self._indices(np.asarray(actions))
         out, rows = self._memory(out, rows)
-        vector.send(indices, strengths, out, rows)
+        vector.send(indices, strengths, out, rows, waits)
         self._out = out
         if self.batch_size < self.num_envs:
             for env in self._received:

@@ -170,10 +170,10 @@ nb::bytes bytes_of(const std::vector<uint8_t>& data) { return nb::bytes(data.dat
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-void send(Vector& vector, const Ints& actions, const Floats& strengths, const Out& out, const Rows& rows) {
+void send(Vector& vector, const Ints& actions, const Floats& strengths, const Out& out, const Rows& rows, bool waits) {
   if (actions.shape(0) != static_cast<size_t>(vector.batch_size()) || strengths.shape(0) != actions.shape(0))
     throw nb::value_error("send needs one action for each environment that was received");
-  vector.send(actions.data(), strengths.data(), targets_of(vector, out, rows));
+  vector.send(actions.data(), strengths.data(), targets_of(vector, out, rows), waits);
 }
 
 }  // namespace
@@ -256,7 +256,8 @@ NB_MODULE(atari, m) {
            "games"_a, "options"_a, "seeds"_a, "batch_size"_a, "num_threads"_a, "first_cpu"_a,
            nb::call_guard<nb::gil_scoped_release>())
       .def("send", &send, "actions"_a, "strengths"_a, "out"_a.noconvert().none() = nb::none(),
-           "rows"_a.none() = nb::none(), "`out` must stay alive until the results that are written to it were received.")
+           "rows"_a.none() = nb::none(), "waits"_a = false,
+           "`out` must stay alive until the results that are written to it were received. `waits`: `recv` follows at once.")
       .def("send_reset",
            [](Vector& vector, const std::vector<int>& envs, const std::vector<int64_t>& seeds, const Out& out,
               const Rows& rows) {

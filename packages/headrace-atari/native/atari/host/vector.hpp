@@ -1,6 +1,7 @@
 // Many environments stepped by a pool of threads.
 //
-// One thread at a time sends and receives; the pool steps, or, where there is none, the thread that receives. If a batch holds
+// One thread at a time sends and receives; the pool steps, or, where there is none or the caller waits anyway, the thread that
+// receives. If a batch holds
 // the results of all environments, environment i has row i; smaller batches are filled in the order in which environments
 // finish.
 #pragma once
@@ -39,7 +40,7 @@ class Vector {
   // std::invalid_argument if the observations would differ in size or be larger than the screen.
   Vector(const std::vector<std::shared_ptr<Game>>& games, const StepOptions& options,
          const std::vector<uint32_t>& seeds, int batch_size, int num_threads, int first_cpu)
-      : options_(options), batch_size_(batch_size), jobs_(games.size()) {
+      : options_(options), batch_size_(batch_size), bound_(first_cpu >= 0), jobs_(games.size()) {
     std::unordered_map<const Game*, std::shared_ptr<const EnvironmentKind>> kinds;
     for (size_t i = 0; i < games.size(); ++i) {
       auto& kind = kinds[games[i].get()];
@@ -80,8 +81,9 @@ class Vector {
   // Starts a step of the environments whose results were received last. `targets`: where the observation of each
   // environment goes, which must stay valid until the result was received; empty for none. Whole batches have no observations
   // then, smaller ones have them too. Throws std::invalid_argument for an action outside its
-  // environment's set, and std::logic_error if nothing was received; then nothing was started.
-  void send(const int32_t* actions, const float* strengths, const std::vector<uint8_t*>& targets) {
+  // environment's set, and std::logic_error if nothing was received; then nothing was started. `waits`: `recv` follows at once, and
+  // its thread steps in the place of one of the pool's, which then need not be woken.
+  void send(const int32_t* actions, const float* strengths, const std::vector<uint8_t*>& targets, bool waits) {
     if (received_.empty()) throw std::logic_error("send follows a reset or a recv");
     std::vector<Job> jobs;
     for (size_t i = 0; i < received_.size(); ++i) {
@@ -91,7 +93,7 @@ class Vector {
                                     " is not in 0.." + std::to_string(num_actions(env) - 1));
       jobs.push_back({env, actions[i], strengths[i], kStep, targets.empty() ? nullptr : targets[env]});
     }
-    start(jobs, targets);
+    start(jobs, targets, waits && whole() && !bound_);
   }
 
   // Starts a reset of some environments, after steps that were started have ended; their results are dropped. With a negative
@@ -103,7 +105,7 @@ class Vector {
     std::vector<Job> jobs;
     for (size_t i = 0; i < envs.size(); ++i)
       jobs.push_back({envs[i], 0, 0.0f, seeds[i], targets.empty() ? nullptr : targets[envs[i]]});
-    start(jobs, targets);
+    start(jobs, targets, false);
   }
 
   // The next batch of results, or null if it is not complete after `patience`. Throws what a step threw, and std::logic_error
@@ -112,7 +114,8 @@ class Vector {
     if (outstanding_ < batch_size_) throw std::logic_error("recv follows a send: less than a batch is under way");
     const auto deadline = std::chrono::steady_clock::now() + patience;
     std::unique_lock lock(mutex_);
-    while (threads_.empty() && complete_.empty() && std::chrono::steady_clock::now() < deadline) step_next(lock, *scratch_);
+    const bool steps = threads_.empty() || stepping_;
+    while (steps && complete_.empty() && head_ != tail_ && std::chrono::steady_clock::now() < deadline) step_next(lock, *scratch_);
     if (!batch_ready_.wait_until(lock, deadline, [this] { return !complete_.empty(); })) return nullptr;
     std::shared_ptr<Batch> batch = std::move(complete_.front());
     complete_.pop_front();
@@ -185,7 +188,7 @@ class Vector {
     outstanding_ = 0;
   }
 
-  void start(const std::vector<Job>& jobs, const std::vector<uint8_t*>& targets) {
+  void start(const std::vector<Job>& jobs, const std::vector<uint8_t*>& targets, bool stepping) {
     if (whole()) {
       idle_or_throw();
       filling_ = pool_->take();
@@ -201,7 +204,9 @@ class Vector {
       for (const Job& job : jobs) jobs_[tail_++ % jobs_.size()] = job;
       unfinished_ += jobs.size();
     }
-    work_ready_.notify_all();
+    stepping_ = stepping;
+    if (!stepping) return work_ready_.notify_all();
+    for (size_t i = 1; i < std::min(threads_.size(), jobs.size()); ++i) work_ready_.notify_one();
   }
 
   // Writes the rows of the environments that have no job.
@@ -282,6 +287,7 @@ class Vector {
 
   const StepOptions options_;
   const int batch_size_;
+  const bool bound_;  // the pool's threads, to processors
   size_t observation_bytes_ = 0;
   std::vector<std::unique_ptr<HostEnvironment>> environments_;
   std::shared_ptr<BatchPool> pool_;
@@ -289,7 +295,8 @@ class Vector {
   // Of the thread that sends and receives.
   std::vector<int32_t> received_;  // environments that wait for an action
   int outstanding_ = 0;            // results not received yet
-  std::optional<ScratchMemory> scratch_;  // to step with, where there is no pool
+  std::optional<ScratchMemory> scratch_;  // to step with
+  bool stepping_ = false;                 // in the place of one of the pool's threads
 
   std::mutex mutex_;  // guards the rest
   std::condition_variable work_ready_, batch_ready_;
