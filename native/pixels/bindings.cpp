@@ -1,15 +1,28 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 #include <cstdint>
 
+#include "pixels/bilinear.hpp"
 #include "pixels/pixels.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 namespace pixels = headrace::pixels;
 
-// Addresses, as in elu/bindings.cpp. The caller vouches for them (headrace/policies/pixels.py).
 NB_MODULE(pixels, m) {
+  using Image = nb::ndarray<const std::uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+  using Shrunk = nb::ndarray<std::uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+  nb::class_<pixels::Bilinear>(m, "Bilinear",
+                               "Shrinks images [height, width, channels], of up to 4 channels and by less than 2, as OpenCV's "
+                               "INTER_LINEAR does. Its own memory is for one thread at a time.")
+      .def(nb::init<std::size_t, std::size_t, std::size_t, std::size_t, std::size_t>(), "in_height"_a, "in_width"_a, "channels"_a,
+           "out_height"_a, "out_width"_a)
+      .def(
+          "shrink", [](pixels::Bilinear& self, const Image& image, const Shrunk& to) { self.shrink(image.data(), to.data()); },
+          "image"_a, "to"_a, "The caller vouches for the sizes of both.");
+  m.attr("BILINEAR_IS_FAST") = pixels::Bilinear::kFast;
+  // Addresses, as in elu/bindings.cpp. The caller vouches for them (headrace/policies/pixels.py).
   m.def(
       "channels_last",
       [](std::uintptr_t x, std::uintptr_t y, std::size_t images, std::size_t channels, std::size_t height, std::size_t width,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import cv2
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 from worlds import CountingEnv
 
+import headrace._native.pixels as native
 from headrace.config import EnvConfig
 from headrace.envs.core.spaces import leaves, observation_spec
 from headrace.envs.core.wrappers import preprocess, resize
@@ -251,3 +253,21 @@ def test_vectors_may_be_lists() -> None:
     env = preprocess(Counted(spaces.Box(-1, 9, (2,), np.float32), listed=True), EnvConfig(frame_stack=2))
     env.reset()
     assert env.step(0)[0].tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_resizing_is_opencvs_bit_for_bit(channels: int) -> None:
+    """Bilinear where both sides shrink by less than 2, of all sizes; the last row and column have no neighbour."""
+    rng = np.random.default_rng(channels)
+    for _ in range(60):
+        size = tuple(rng.integers(1, 90, 2).tolist())
+        shape = tuple(int(rng.integers(side, 2 * side)) for side in size)
+        image = rng.integers(0, 256, (*shape, channels), np.uint8)
+        expected = cv2.resize(image, size[::-1], interpolation=cv2.INTER_LINEAR).reshape(*size, channels)
+        np.testing.assert_array_equal(resize(image, size), expected)
+        shrunk = np.zeros_like(expected)
+        native.Bilinear(*image.shape, *size).shrink(image, shrunk)  # also where OpenCV is faster
+        np.testing.assert_array_equal(shrunk, expected)
+    apart = rng.integers(0, 256, (120, 320, channels), np.uint8)[:, ::2]
+    expected = cv2.resize(apart, (128, 72), interpolation=cv2.INTER_LINEAR).reshape(72, 128, channels)
+    np.testing.assert_array_equal(resize(apart, (72, 128)), expected)

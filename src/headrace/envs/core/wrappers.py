@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection
+from functools import lru_cache
+from threading import get_ident
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+import headrace._native.pixels as native
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core.actions import action_spec
 from headrace.envs.core.contract import MASK_KEY
@@ -69,16 +72,27 @@ def check_applied(env_id: str, options: EnvConfig, applied: Collection[str]) -> 
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Scale a uint8 image [H, W, C] to `size` (height, width) by area averaging.
 
-    If both sides shrink by less than 2, bilinear interpolation uses every pixel, too, and takes a fifth of the time.
+    If both sides shrink by less than 2, bilinear interpolation uses every pixel, too, and takes a fifth of the time: OpenCV's, or
+    the same, bit for bit, in less than half of that.
     """
-    import cv2
-
-    height, width = image.shape[:2]
+    height, width, channels = image.shape
     if (height, width) == size:
         return image
     mild = size[0] <= height < 2 * size[0] and size[1] <= width < 2 * size[1]
+    if mild and native.BILINEAR_IS_FAST and channels <= 4 and image.flags.c_contiguous:
+        shrunk = np.empty((*size, channels), np.uint8)
+        _bilinear(image.shape, size, get_ident()).shrink(image, shrunk)
+        return shrunk
+    import cv2
+
     resized = cv2.resize(image, size[::-1], interpolation=cv2.INTER_LINEAR if mild else cv2.INTER_AREA)
     return resized if resized.ndim == 3 else resized[..., None]
+
+
+@lru_cache(maxsize=64)
+def _bilinear(shape: tuple[int, ...], size: tuple[int, int], thread: int) -> native.Bilinear:
+    """For images of this shape, in one thread: it has memory of its own."""
+    return native.Bilinear(*shape, *size)
 
 
 class FrameSkip(gymnasium.Wrapper):
