@@ -87,8 +87,9 @@ class LearningConfig:
     max_grad_norm: Positive | None = 4.0
     """Gradients are scaled down to at most this norm. None: no limit."""
     precision: Literal["auto", "float32", "bf16"] = "float32"
-    """Arithmetic of convolutions and matrix products, in the learner and the policy workers. `bf16`: bfloat16 autocast. `auto`:
-    `bf16` if the processor or the GPU computes it faster than float32, else `float32`."""
+    """Arithmetic of convolutions and matrix products, in the learner and the policy workers. `bf16`: bfloat16 autocast; heads,
+    and MLPs of vectors with at most 512 numbers in a layer, stay in float32. `auto`: `bf16` if the processor or the GPU computes
+    it faster than float32, else `float32`."""
     compile: bool = False
     """Compile the learner's network with torch.compile."""
     graphs: bool = True

@@ -1,5 +1,5 @@
-"""Small fully connected policies: acting, and the gradient of PPO's loss, by native functions (`native/ppo`). Of other policies, how
-the heads act.
+"""Small fully connected policies: acting, and the gradient of PPO's loss, by native functions (`native/ppo`). Of other policies,
+how the heads act.
 
 An optimizer step on a few hundred samples is some 250 operations of PyTorch, and acting for eight environments some 80, of which
 heads and drawing are 40: their arithmetic is a fraction of their cost. The native functions compute what `PolicyGradient.act` and
@@ -32,8 +32,8 @@ _KINDS: dict[type[nn.Module], native.Kind] = {nn.ReLU: native.Kind.relu, ELU: na
 
 
 class SmallNetwork:
-    """A policy of linear layers with one vector as its observation and without a core: how it acts, and its gradient. Of any other
-    one, its heads: how they act.
+    """A policy of linear layers with one vector as its observation and without a core: how it acts, and its gradient. Of any
+    other one, its heads: how they act.
 
     `acts` and `takes` say whether the native functions do it. The policy must stay the same object; its parameters may move in
     memory.
@@ -182,7 +182,7 @@ class SmallNetwork:
 
 @dataclass(frozen=True)
 class _Layers:
-    """A policy's layers. Without those of a critic the actor's are for both heads, and without an actor's there are heads only."""
+    """A policy's layers. Without those of a critic the actor's are for both heads; without an actor's there are heads only."""
 
     kind: native.Kind  # of the activation after each hidden layer
     actor: list[nn.Linear]

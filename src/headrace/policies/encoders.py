@@ -161,20 +161,30 @@ def residual_stages(channels: int, activation: str) -> nn.Sequential:
     return nn.Sequential(*modules, ACTIVATIONS[activation]())
 
 
+NARROW = 512
+"""Numbers in a layer of a small MLP."""
+
+
 class VectorEncoder(nn.Module):
-    """An MLP over the flattened observation times `scale`: [N, ...] -> [N, last width]."""
+    """An MLP over the flattened observation times `scale`: [N, ...] -> [N, last width]. Where no layer is wider than `NARROW`, it
+    is in float32 under autocast, too: positions need more than bf16's 8 bits, and small products in bf16 take longer."""
 
     def __init__(self, shape: Shape, layers: tuple[int, ...], activation: str, scale: float = 1.0):
         super().__init__()
         width = math.prod(shape)
-        self.scale = scale
+        self.scale, self.in_float32 = scale, max(width, *layers, 0) <= NARROW
         self.mlp = mlp(width, layers, activation)
         self.out_features = layers[-1] if layers else width
 
     def forward(self, x: Tensor) -> Tensor:
         """Any dtype [N, ...] -> [N, out_features]."""
         x = x.flatten(1).float()
-        return self.mlp(x if self.scale == 1.0 else x * self.scale)
+        x = x if self.scale == 1.0 else x * self.scale
+        device = x.device.type
+        if not self.in_float32 or not torch.is_autocast_enabled(device):
+            return self.mlp(x)
+        with torch.autocast(device, enabled=False):
+            return self.mlp(x).to(torch.get_autocast_dtype(device))  # as the features beside them
 
 
 class MultiEncoder(nn.Module):

@@ -20,7 +20,7 @@ from headrace.envs.core.contract import MASK_KEY, ActionSpec, EnvSpec
 from headrace.envs.core.last_step import PREVIOUS_ACTION, PREVIOUS_REWARD
 from headrace.policies.cores import LastStep, RecurrentCore
 from headrace.policies.distributions import ActionDistribution, param_width
-from headrace.policies.encoders import PixelConv2d, make_network, orthogonal_, out_features
+from headrace.policies.encoders import PixelConv2d, VectorEncoder, make_network, orthogonal_, out_features
 from headrace.policies.normalizer import RunningMeanStd
 
 Precision = Literal["float32", "bf16"]
@@ -91,9 +91,13 @@ class Trunk(nn.Module):
         return obs | {n: obs[NORMALIZED + n] if NORMALIZED + n in obs else normalizer(obs[n]) for n, normalizer in names}
 
     def layers_under_autocast(self) -> Iterator[nn.Module]:
-        """Those whose weights autocast converts (`policies.acting`); not a `PixelConv2d`, which scales its weight before."""
+        """Those whose weights autocast converts (`policies.acting`); not a `PixelConv2d`, which scales its weight before, nor
+        what a `VectorEncoder` computes in float32."""
+        narrow = [part for part in self.network.modules() if isinstance(part, VectorEncoder) and part.in_float32]
+        others = {layer for encoder in narrow for layer in encoder.modules()}
         for module in (*self.network.modules(), self.core):
-            if isinstance(module, nn.Linear | nn.Conv2d | RecurrentCore) and not isinstance(module, PixelConv2d):
+            converted = isinstance(module, nn.Linear | nn.Conv2d | RecurrentCore) and not isinstance(module, PixelConv2d)
+            if module is not None and converted and module not in others:
                 yield module
 
 

@@ -146,7 +146,7 @@ class Player:
         game.set_episode_timeout(0)
         buttons = [button.name for button in game.get_available_buttons()]
         self.heads = combine(heads_for(buttons, settings.aim_degrees, settings.aim_choices))
-        self._presses: list[list[list[float]]] = [head.presses.tolist() for head in self.heads]  # lists: arrays this small are slow
+        self._presses: list[list[list[float]]] = [head.presses.tolist() for head in self.heads]  # small arrays are slow
         discrete = [gymnasium.spaces.Discrete(len(head.presses)) for head in self.heads]
         self.action_space: gymnasium.Space[Any] = discrete[0] if len(discrete) == 1 else gymnasium.spaces.Tuple(discrete)
         observed = [variable.name for variable in game.get_available_game_variables()] if settings.measurements else []

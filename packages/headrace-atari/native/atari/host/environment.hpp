@@ -4,12 +4,10 @@
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "atari/core/environment.hpp"
-#include "atari/host/archive.hpp"
 #include "atari/host/emulator.hpp"
 #include "atari/host/game.hpp"
 
@@ -119,9 +117,10 @@ class HostEnvironment {
     archive.bytes(screens_.data(), screens_.size());
     noise_.archive(archive);
     archive.bytes(images_.data(), images_.size());
+    spread(kind_->observer(), memory_.pooled);  // so that equal states are equal bytes
     archive.bytes(pooled_pixels_.data(), pooled_pixels_.size());
     archive.bytes(pooled_source_.data(), pooled_source_.size() * sizeof(uint16_t));
-    if constexpr (std::is_same_v<Archive, Reader>) spread(kind_->observer(), memory_.pooled);  // it may be a GPU's
+    spread(kind_->observer(), memory_.pooled);  // what was read may be a GPU's
     archive(noop_generator_);
   }
 
