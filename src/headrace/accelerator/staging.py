@@ -19,6 +19,7 @@ class Staging:
         self._device, self._capacity, self._apart = device, capacity, apart or device != "cpu"
         self._host: dict[str, Tensor] = {}
         self._there: dict[str, Tensor] = {}
+        self._views: dict[tuple[str, int, int], tuple[np.ndarray, Tensor, Tensor, Tensor]] = {}
         self._done = Marker(device)
         self._layout = np.dtype([])
 
@@ -28,17 +29,23 @@ class Staging:
         With `rows` >= n it is [rows C, ...]; the content after the first n C is undefined. Equal `rows` mean equal memory.
         The copy may be under way when this returns, but no more after the next `fetch`.
         """
-        n, rows = len(index), rows or len(index)
-        host = self._host.get(name)
-        if host is None:
+        n = len(index)
+        views = self._views.get((name, n, rows or n)) or self._view(name, array, n, rows or n)
+        gathered, host, there, whole = views
+        np.take(array, index, axis=0, out=gathered, mode="clip")  # the other modes copy once more
+        if self._apart:
+            there.copy_(host, non_blocking=True)
+        return whole
+
+    def _view(self, name: str, array: np.ndarray, n: int, rows: int) -> tuple[np.ndarray, Tensor, Tensor, Tensor]:
+        """What `take` needs of a buffer, made once for each size: making a view takes as long as gathering a few small rows."""
+        if name not in self._host:
             shape, dtype = (self._capacity, *array.shape[1:]), torch_dtype(array.dtype)
             host = self._host[name] = torch.zeros(shape, dtype=dtype, pin_memory=self._device != "cpu")
             self._there[name] = torch.zeros_like(host, device=self._device) if self._apart else host
-        np.take(array, index, axis=0, out=host[:n].numpy(), mode="clip")  # the other modes copy once more
-        there = self._there[name]
-        if there is not host:
-            there[:n].copy_(host[:n], non_blocking=True)
-        return there[:rows].flatten(0, 1)
+        host, there = self._host[name], self._there[name]
+        views = self._views[name, n, rows] = host[:n].numpy(), host[:n], there[:n], there[:rows].flatten(0, 1)
+        return views
 
     def pack(self, fields: dict[str, Tensor]) -> dict[str, Tensor]:
         """What `fetch` wants of fields [N, ...]: on CUDA all of them side by side as bytes, so that they leave in one copy."""
@@ -50,7 +57,7 @@ class Staging:
     def fetch(self, tensors: dict[str, Tensor], n: int) -> dict[str, np.ndarray]:
         """The first `n` rows of what `pack` made, by field on the host; waits for the device."""
         if not self._apart:
-            return {name: tensor[:n].numpy() for name, tensor in tensors.items()}
+            return {name: (tensor if tensor.size(0) == n else tensor[:n]).numpy() for name, tensor in tensors.items()}
         there = tensors["packed"]
         host = self._host.get("packed")
         if host is None or len(host) < n:
