@@ -7,7 +7,8 @@ random actions of the minimal set, `--num-envs` environments stepped together by
 of the emulator, a quarter of a step. The sides take turns, several rounds per game, and the median of the rounds is kept,
 so that what else the machine does falls on all of them alike. `--clock cpu` divides by the processor time of the process
 instead of the time that passed, which is fairer still on a busy machine and counts per core. `headrace-caller` has no pool of
-threads: the thread that calls `step` steps the consoles, which saves two hand-overs per step. The others cannot do so.
+threads: the thread that calls `step` steps the consoles, which saves two hand-overs per step. `AtariVector` does so with a pool
+of one thread, too. The others cannot.
 
 envpool lives in an environment of its own (pip install envpool): give its interpreter with `--envpool`. Without it, or for
 a game that a side does not have, that column stays empty. `raw` is emulation without observations: one console, no

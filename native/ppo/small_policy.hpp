@@ -1,5 +1,6 @@
-// A small policy of fully connected layers, or the heads of another one: how it acts, and the loss of PPO with its gradient. One thread, whose memory is kept from
-// call to call. What it computes is `PolicyGradient.act` and `.loss` of headrace/learning/policy_gradient.py; tests hold them together.
+// A small policy of fully connected layers, or the heads of another one: how it acts, and the loss of PPO with its gradient. One
+// thread, whose memory is kept from call to call. What it computes is `PolicyGradient.act` and `.loss` of
+// headrace/learning/policy_gradient.py; tests hold them together.
 //
 // With small networks most of an optimizer step of PyTorch is not arithmetic, but some 250 operations of a few microseconds each.
 

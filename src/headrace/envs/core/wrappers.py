@@ -79,7 +79,8 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     if (height, width) == size:
         return image
     mild = size[0] <= height < 2 * size[0] and size[1] <= width < 2 * size[1]
-    if mild and native.BILINEAR_IS_FAST and channels <= 4 and image.flags.c_contiguous:
+    plain = image.dtype == np.uint8 and channels <= 4 and image.flags.c_contiguous
+    if mild and plain and native.BILINEAR_IS_FAST:
         shrunk = np.empty((*size, channels), np.uint8)
         _bilinear(image.shape, size, get_ident()).shrink(image, shrunk)
         return shrunk

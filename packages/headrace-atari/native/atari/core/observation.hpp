@@ -225,8 +225,9 @@ HR_HD inline void spread(const Observer& observer, const PooledImage& pooled) {
   for (int channel = 0; channel < observer.colors.channels; ++channel) {
     uint8_t* const pixels = pooled.pixels + channel * observer.rows * kScreenWidth;
     uint16_t* const source = pooled.source + channel * observer.rows;
-    for (int y = observer.rows - 1; y >= 0; --y) {  // no row shows a line that lies below its own
-      if (source[y] != y) copy_bytes(pixels + y * kScreenWidth, pixels + source[y] * kScreenWidth, kScreenWidth);
+    for (int y = observer.rows - 1; y >= 0; --y) {
+      const int shown = min_of<int>(source[y], y);  // no line lies below its row, unless the memory is damaged
+      if (shown != y) copy_bytes(pixels + y * kScreenWidth, pixels + shown * kScreenWidth, kScreenWidth);
       source[y] = static_cast<uint16_t>(y);
     }
   }

@@ -52,7 +52,8 @@ class ScratchMemory {
  public:
   explicit ScratchMemory(const Observer& observer)
       : sums_(static_cast<size_t>(kMaxScreenRows) * observer.resize.stride), row_(kMaxScreenRows),
-        lines_(static_cast<size_t>(kMaxScreenRows) * kScreenWidth + AreaResize::kPadding), plane_(static_cast<size_t>(observer.height) * observer.width),
+        lines_(static_cast<size_t>(kMaxScreenRows) * kScreenWidth + AreaResize::kPadding),
+        plane_(static_cast<size_t>(observer.height) * observer.width),
         interrupted_screen_(static_cast<size_t>(kMaxScreenRows) * kScreenWidth) {}
 
   StepScratch get() {

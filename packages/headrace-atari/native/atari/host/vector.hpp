@@ -181,7 +181,8 @@ class Vector {
 
   void drain() {
     std::unique_lock lock(mutex_);
-    while (threads_.empty() && unfinished_ > 0) step_next(lock, *scratch_);
+    // Of a step that Ctrl-C ended, nobody else may do what is left.
+    while ((threads_.empty() || stepping_) && head_ != tail_) step_next(lock, *scratch_);
     batch_ready_.wait(lock, [this] { return unfinished_ == 0; });
     complete_.clear();
     filling_.reset();
