@@ -165,6 +165,23 @@ def test_ctrl_c_ends_waiting(num_threads, ctrl_c):
     assert env.recv()[0].shape == (1024, *IMAGE)
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("num_threads", [None, 1, 2])
+def test_a_reset_after_an_interrupted_step(num_threads, ctrl_c):
+    """The calling thread steps in the place of one of the pool, and the reset does what it has left."""
+    env = AtariVector("pong", 1024, num_threads=num_threads, frameskip=255, maxpool=False)
+    first = env.reset(seed=0)[0].copy()
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+
+    def interrupted() -> None:
+        timer.start()
+        env.step(np.zeros(1024, int))
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    np.testing.assert_array_equal(env.reset(seed=0)[0], first)
+
+
 def test_use_by_two_threads_is_an_error():
     env = AtariVector("pong", 16, num_threads=1, frameskip=200)
     env.reset(seed=0)
