@@ -105,12 +105,12 @@ struct Cpu {
     return word;
   }
 
-  // --- arithmetic ---
+  // --- arithmetic. In decimal mode also bytes that are no decimal digits do what they do in ALE. ---
 
   HR_INLINE void load(uint32_t& reg, uint32_t value) { reg = nz = value & 0xFF; }
 
   HR_INLINE static uint32_t from_bcd(uint32_t byte) { return 10 * (byte >> 4) + (byte & 15); }
-  HR_INLINE static uint32_t to_bcd(uint32_t number) { return (number / 10 << 4 | number % 10) & 0xFF; }
+  HR_INLINE static uint32_t to_bcd(uint32_t number) { return number % 100 / 10 << 4 | number % 10; }
 
   HR_INLINE void adc(uint32_t m) {
     if (HR_LIKELY(!decimal)) {
@@ -121,7 +121,7 @@ struct Cpu {
     } else {
       const uint32_t sum = from_bcd(a) + from_bcd(m) + carry, before = a;
       carry = sum > 99;
-      load(a, to_bcd(sum % 100));
+      load(a, to_bcd(sum & 0xFF));
       overflow = ((before ^ a) & (a ^ m)) >> 7 & 1;
     }
   }
@@ -134,7 +134,10 @@ struct Cpu {
     } else {
       const uint32_t before = a, borrow = 1 - carry;
       carry = before >= m + borrow;
-      load(a, to_bcd((from_bcd(before) + 200 - from_bcd(m) - borrow) % 100));
+      const int32_t difference = static_cast<int32_t>(from_bcd(before)) - static_cast<int32_t>(from_bcd(m) + borrow);
+      const int32_t wrapped = difference < 0 ? difference + 100 : difference;
+      // ALE looks the result up in a table of 256 bytes; before it in memory is the one of `from_bcd`.
+      load(a, wrapped < 0 ? from_bcd(static_cast<uint32_t>(wrapped + 256)) : to_bcd(static_cast<uint32_t>(wrapped)));
       overflow = ((before ^ a) & (a ^ m)) >> 7 & 1;
     }
   }
