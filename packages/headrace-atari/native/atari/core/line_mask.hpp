@@ -94,7 +94,7 @@ HR_INLINE LineMask copies_mask(uint64_t pattern, uint32_t position, uint32_t lat
   const uint64_t copies = static_cast<uint64_t>(!first_hidden) | static_cast<uint64_t>(later & 1) << 16 |
                           static_cast<uint64_t>(later & 2) << 31;
   add_pattern(mask, pattern * copies, position);
-  if (later & 4) add_pattern(mask, pattern, wrap_pixel(position + 64));
+  if (HR_UNLIKELY(later & 4)) add_pattern(mask, pattern, wrap_pixel(position + 64));
   return mask;
 }
 
@@ -103,9 +103,9 @@ HR_INLINE LineMask player_mask(const Console& s, int player) {
   const uint32_t bits = s.refp[player] ? grp : reverse_byte(grp);
   const uint8_t size = s.nusiz[player] & 7;
   // Stretched players start one pixel late.
-  const uint64_t pattern = size == 5   ? static_cast<uint64_t>(widen_2(bits)) << 1
-                           : size == 7 ? static_cast<uint64_t>(widen_4(bits)) << 1
-                                       : bits;
+  const uint64_t pattern = HR_UNLIKELY(size == 5)   ? static_cast<uint64_t>(widen_2(bits)) << 1
+                           : HR_UNLIKELY(size == 7) ? static_cast<uint64_t>(widen_4(bits)) << 1
+                                                    : bits;
   return copies_mask(pattern, s.position[player ? kP1 : kP0], later_copies(s.nusiz[player]),
                      s.first_copy_hidden[player]);
 }
@@ -138,16 +138,16 @@ HR_INLINE LineMask playfield_mask(const Console& s) {
 #endif
 }
 
-// Brings the masks of a set of objects up to date. The masks of objects without pixels are always empty.
-HR_INLINE void refresh_masks(Console& s, uint8_t set) {
-  const uint8_t todo = s.stale & s.solid & set;
-  if (!todo) return;
+// Brings the masks of the objects up to date. The masks of objects without pixels are always empty.
+HR_INLINE void refresh_masks(Console& s) {
+  const uint8_t todo = s.stale & s.solid;
+  if (HR_LIKELY(!todo)) return;
   s.stale &= ~todo;
   if (todo & 1 << kP0) s.mask[kP0] = player_mask(s, 0);
   if (todo & 1 << kP1) s.mask[kP1] = player_mask(s, 1);
-  if (todo & 1 << kM0) s.mask[kM0] = missile_mask(s, 0);
-  if (todo & 1 << kM1) s.mask[kM1] = missile_mask(s, 1);
-  if (todo & 1 << kBall) s.mask[kBall] = ball_mask(s);
+  if (HR_UNLIKELY(todo & 1 << kM0)) s.mask[kM0] = missile_mask(s, 0);
+  if (HR_UNLIKELY(todo & 1 << kM1)) s.mask[kM1] = missile_mask(s, 1);
+  if (HR_UNLIKELY(todo & 1 << kBall)) s.mask[kBall] = ball_mask(s);
   if (todo & 1 << kPlayfield) s.mask[kPlayfield] = playfield_mask(s);
 }
 
@@ -167,6 +167,17 @@ HR_INLINE bool meet(const LineMask& a, const LineMask& b, LineBits range) {
   return !_mm256_testz_si256((__m256i)(load_mask(a) & load_mask(b)), (__m256i)range);
 }
 
+// Whether any two of the objects' masks share a pixel of the range.
+HR_INLINE bool any_meet(const LineMask* mask, LineBits range) {
+  LineBits one = {}, two = {};  // the pixels of at least one object, of at least two
+  for (int object = 0; object < kObjects; ++object) {
+    const LineBits bits = load_mask(mask[object]);
+    two |= one & bits;
+    one |= bits;
+  }
+  return !_mm256_testz_si256((__m256i)two, (__m256i)range);
+}
+
 #else
 
 // The bits of a mask's word whose pixels lie in from <= x < to. The word must have at least one of these pixels.
@@ -184,6 +195,19 @@ HR_INLINE PixelRange range_of_line(int32_t from, int32_t to) { return {from, to}
 HR_INLINE bool meet(const LineMask& a, const LineMask& b, PixelRange range) {
   for (int32_t word = range.from >> 6; 64 * word < range.to; ++word)
     if (a.word[word] & b.word[word] & range_of_word(word, range.from, range.to)) return true;
+  return false;
+}
+
+// Whether any two of the objects' masks share a pixel of the range.
+HR_INLINE bool any_meet(const LineMask* mask, PixelRange range) {
+  for (int32_t word = range.from >> 6; 64 * word < range.to; ++word) {
+    uint64_t one = 0, two = 0;  // the pixels of at least one object, of at least two
+    for (int object = 0; object < kObjects; ++object) {
+      two |= one & mask[object].word[word];
+      one |= mask[object].word[word];
+    }
+    if (two & range_of_word(word, range.from, range.to)) return true;
+  }
   return false;
 }
 

@@ -42,7 +42,7 @@ HR_INLINE void paint_layers(const Console& s, uint8_t* row, int32_t from, int32_
     pixels = _mm512_mask_mov_epi8(pixels, p1.word[word], _mm512_set1_epi8(static_cast<char>(s.color[1])));
     return _mm512_mask_mov_epi8(pixels, p0.word[word], _mm512_set1_epi8(static_cast<char>(s.color[0])));
   };
-  if (from == 0 && to == kScreenWidth) {
+  if (HR_UNLIKELY(from == 0 && to == kScreenWidth)) {
     static_assert(kScreenWidth == 160);
     const __m512i first = pixels_of(0), second = pixels_of(1);
     const __m256i third = _mm512_castsi512_si256(pixels_of(2));
@@ -98,10 +98,10 @@ HR_INLINE void paint_layers(const Console& s, uint8_t* row, int32_t from, int32_
 #endif
 
 HR_INLINE void paint(Console& s, uint8_t* row, int32_t from, int32_t to, int32_t rows) {
-  if (s.vblank & 2) {
+  if (HR_UNLIKELY(s.vblank & 2)) {
     for (; rows > 0; --rows, row += kScreenWidth) clear_bytes(row + from, static_cast<size_t>(to - from));
   } else {
-    refresh_masks(s, s.solid);
+    refresh_masks(s);
     paint_layers(s, row, from, to, rows);
   }
 }

@@ -66,37 +66,20 @@ HR_INLINE uint16_t possible_pairs(uint8_t set) {
   return table.of[set];
 }
 
-// The pairs of each object, as bits of Console::collisions.
-struct PairsOfObjects {
-  uint16_t of[kObjects];
-};
-HR_HD constexpr PairsOfObjects make_pairs_of_objects() {
-  const PairTable table = make_pair_table();
-  PairsOfObjects pairs = {};
-  for (int object = 0; object < kObjects; ++object) pairs.of[object] = table.of[63] & ~table.of[63 & ~(1 << object)];
-  return pairs;
-}
-HR_INLINE uint16_t pairs_of(int object) {
-  static constexpr PairsOfObjects pairs = make_pairs_of_objects();
-  return pairs.of[object];
-}
-
 // Latches the collisions of pixels from <= x < to.
 HR_INLINE void collide(Console& s, int32_t from, int32_t to) {
-  if (from >= s.tested_from && to <= s.tested_to) return;
-  uint8_t objects = 0;
-  for (uint32_t rest = s.stale & s.solid; rest; rest &= rest - 1)
-    if (s.pending & pairs_of(lowest_bit(rest))) objects |= static_cast<uint8_t>(rest & -rest);
-  refresh_masks(s, objects);
+  if (HR_UNLIKELY(from >= s.tested_from && to <= s.tested_to)) return;
+  refresh_masks(s);
   const auto range = range_of_line(from, to);
   uint32_t latched = 0;
-  for (uint32_t pairs = s.pending; pairs; pairs &= pairs - 1) {
-    const Pair pair = collision_pair(lowest_bit(pairs));
-    if (HR_UNLIKELY(meet(s.mask[pair.first], s.mask[pair.second], range))) latched |= pairs & -pairs;
-  }
+  if (HR_UNLIKELY(any_meet(s.mask, range)))
+    for (uint32_t pairs = s.pending; pairs; pairs &= pairs - 1) {
+      const Pair pair = collision_pair(lowest_bit(pairs));
+      if (meet(s.mask[pair.first], s.mask[pair.second], range)) latched |= pairs & -pairs;
+    }
   s.collisions |= static_cast<uint16_t>(latched);
   s.pending &= static_cast<uint16_t>(~latched);
-  if (from <= s.tested_to && to >= s.tested_from && s.tested_to != 0) {
+  if (HR_UNLIKELY(from <= s.tested_to && to >= s.tested_from && s.tested_to != 0)) {
     if (from < s.tested_from) s.tested_from = static_cast<uint8_t>(from);
     if (to > s.tested_to) s.tested_to = static_cast<uint8_t>(to);
   } else {
@@ -120,7 +103,7 @@ HR_INLINE void shape_changed(Console& s, uint8_t objects) {
 HR_INLINE void object_changed(Console& s, Object object, bool solid) {
   const uint8_t bit = static_cast<uint8_t>(1 << object);
   shape_changed(s, bit);
-  if (((s.solid & bit) != 0) == solid) return;
+  if (HR_LIKELY(((s.solid & bit) != 0) == solid)) return;
   set_solid(s, s.solid ^ bit);
   if (!solid) s.mask[object] = LineMask{};
 }
@@ -153,7 +136,7 @@ HR_HD inline void move_star(Console& s) {
 }
 
 HR_INLINE void end_line(Console& s) {
-  if (!s.changes_at_line_end) return;
+  if (HR_LIKELY(!s.changes_at_line_end)) return;
   if (s.playfield_reflected != (s.ctrlpf & 1)) {
     s.playfield_reflected = s.ctrlpf & 1;
     shape_changed(s, 1 << kPlayfield);
@@ -171,23 +154,32 @@ HR_INLINE bool is_quiet(const Console& s) {
   return !s.changes_at_line_end && (!s.pending || (s.vblank & 2) || (s.tested_from == 0 && s.tested_to == kScreenWidth));
 }
 
-// Advances the picture to the last access of the TIA. A line ends only when the beam goes beyond its last clock.
+// Blanks the first pixels of the lines that HMOVE's blanking covers. What is beyond the beam is painted later.
+HR_INLINE void blank_after_hmove(const Console& s, uint8_t* row, int32_t from, int32_t line, int32_t lines) {
+  for (; lines > 0 && s.hmove_blank_clock > line; --lines, line += kLineClocks, row += kScreenWidth) {
+    if (from == 0) clear_bytes(row, kHmoveBlankPixels);
+    else for (int32_t x = from; x < kHmoveBlankPixels; ++x) row[x] = 0;
+  }
+}
+
+// Advances the picture to the last access of the TIA, with or without pixels. A line ends only when the beam goes beyond its last clock.
+template <bool painted>
 HR_NOINLINE void advance_picture(Console& s, const Frame& frame) {
   const int32_t clock = min_of(s.last_access_clock, frame.display_stop);
   int32_t drawn = s.drawn_to_clock, line = s.line_start_clock;
-  if (drawn > line + kLineClocks) line += (drawn - line - 1) / kLineClocks * kLineClocks;
+  if (HR_UNLIKELY(drawn > line + kLineClocks)) line += (drawn - line - 1) / kLineClocks * kLineClocks;
   while (drawn < clock) {
-    if (!frame.pixels && is_quiet(s)) break;
+    if (!painted && is_quiet(s)) break;
     int32_t lines = 1;  // painted at once, because nothing changes between them
     const int32_t from = max_of(drawn - line - kBlankClocks, 0), to = min_of(clock - line, kLineClocks) - kBlankClocks;
-    if (from < to) {
-      if (s.pending && !(s.vblank & 2)) collide(s, from, to);
-      if (frame.pixels) {
-        if (from == 0 && clock - line >= 2 * kLineClocks && !s.changes_at_line_end) lines = (clock - line) / kLineClocks;
-        uint8_t* const row = frame.pixels + (line - frame.display_start) / kLineClocks * kScreenWidth;
+    if (HR_LIKELY(from < to)) {
+      if (HR_LIKELY(s.pending && !(s.vblank & 2))) collide(s, from, to);
+      if (painted) {
+        if (HR_UNLIKELY(from == 0 && clock - line >= 2 * kLineClocks && !s.changes_at_line_end))
+          lines = (clock - line) / kLineClocks;
+        uint8_t* const row = frame.pixels + static_cast<uint32_t>(line - frame.display_start) / kLineClocks * kScreenWidth;
         paint(s, row, from, to, lines);
-        for (int32_t i = 0; i < lines && s.hmove_blank_clock > line + i * kLineClocks; ++i)
-          for (int32_t x = from; x < kHmoveBlankPixels; ++x) row[i * kScreenWidth + x] = 0;
+        if (from < kHmoveBlankPixels) blank_after_hmove(s, row, from, line, lines);
       }
     }
     line += (lines - 1) * kLineClocks;
@@ -201,16 +193,12 @@ HR_NOINLINE void advance_picture(Console& s, const Frame& frame) {
   s.idle_until_clock = max_of(s.last_access_clock, line + kBlankClocks);
 }
 
-// Advances the picture to the last access if that takes no painting and no collisions; else returns false.
-HR_INLINE bool catch_up_quietly(Console& s, const Frame& frame) {
-  if (s.last_access_clock <= s.idle_until_clock) return true;
-  if (frame.pixels || !is_quiet(s)) return false;
-  s.drawn_to_clock = s.idle_until_clock = s.last_access_clock;
-  return true;
-}
-
+// Advances the picture to the last access.
 HR_INLINE void catch_up(Console& s, const Frame& frame) {
-  if (!catch_up_quietly(s, frame)) advance_picture(s, frame);
+  if (s.last_access_clock <= s.idle_until_clock) return;
+  if (frame.pixels) return advance_picture<true>(s, frame);
+  if (!is_quiet(s)) return advance_picture<false>(s, frame);
+  s.drawn_to_clock = s.idle_until_clock = s.last_access_clock;
 }
 
 }  // namespace headrace::atari

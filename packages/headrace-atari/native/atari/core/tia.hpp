@@ -9,7 +9,7 @@ namespace headrace::atari {
 
 // Notes an access whose effect shows at `clock`; the picture need not be advanced before something depends on it.
 HR_INLINE void note_access(Console& s, int32_t clock) {
-  if (clock > s.last_access_clock) s.last_access_clock = clock;
+  if (HR_LIKELY(clock > s.last_access_clock)) s.last_access_clock = clock;
 }
 
 // INPT0..3: a capacitor that is charged through a paddle's resistance, from the cycle on at which VBLANK releases it. ALE
@@ -77,7 +77,7 @@ HR_INLINE void write_color(Console& s, const Frame& frame, int index, uint8_t va
 // Selects the old or the new register, as VDELP or VDELBL says. The picture must have caught up.
 HR_INLINE void select_grp(Console& s, int player) {
   const uint8_t shown = s.vdelp[player] ? s.grp_old[player] : s.grp[player];
-  if (shown == s.shown_grp[player]) return;
+  if (HR_LIKELY(shown == s.shown_grp[player])) return;
   s.shown_grp[player] = shown;
   player_changed(s, player);
 }
@@ -97,7 +97,7 @@ HR_INLINE void set_grp(Console& s, int player, uint8_t value) {
   if (s.vdelp[other]) select_grp(s, other);
   if (player == 1) {
     s.enabl_old = s.enabl;
-    if (s.vdelbl) select_enabl(s);
+    if (HR_UNLIKELY(s.vdelbl)) select_enabl(s);
   }
 }
 
@@ -280,7 +280,7 @@ HR_INLINE uint8_t hmove_motion(uint8_t motion, int32_t c) {
 // before the display begins, of the first line on display.
 HR_INLINE int32_t end_of_hmove_blank(const Frame& frame, int32_t clock) {
   constexpr int32_t end = kBlankClocks + kHmoveBlankPixels;
-  if (clock < frame.display_start) return frame.display_start + end;
+  if (HR_UNLIKELY(clock < frame.display_start)) return frame.display_start + end;
   const int32_t h = clock_in_line(clock);
   return clock - h + end + (h < end ? 0 : kLineClocks);
 }
@@ -306,11 +306,11 @@ HR_NOINLINE void write_hmove(Console& s, const Frame& frame, int32_t clock) {
   note_access(s, clock);
   const int32_t c = clock_in_line(clock) / 3;
   const bool in_time = c <= 3 || c == kLineCycles - 1;  // the full motion
-  const uint8_t moving = in_time ? s.moving : 0x1F;
+  const uint8_t moving = HR_LIKELY(in_time) ? s.moving : 0x1F;
   if (frame.pixels || s.changes_at_line_end || (moving & s.solid)) catch_up(s, frame);
   if (frame.cartridge->hmove_blanks && (c <= 20 || c == kLineCycles - 1)) s.hmove_blank_clock = end_of_hmove_blank(frame, clock);
   s.hmove_clock = clock;
-  if (in_time) {
+  if (HR_LIKELY(in_time)) {
     move_objects(s.position, s.motion);
   } else {
     uint8_t motion[8];
@@ -318,8 +318,8 @@ HR_NOINLINE void write_hmove(Console& s, const Frame& frame, int32_t clock) {
     move_objects(s.position, motion);
   }
   s.stale |= moving;
-  if (moving & s.solid) s.tested_from = s.tested_to = 0;
-  if (!s.changes_at_line_end) return;
+  if (HR_UNLIKELY(moving & s.solid)) s.tested_from = s.tested_to = 0;
+  if (HR_LIKELY(!s.changes_at_line_end)) return;
   s.first_copy_hidden[0] = s.first_copy_hidden[1] = false;
   s.stars = false;
   end_star(s);
@@ -337,7 +337,7 @@ HR_INLINE void set_motion(Console& s, Object object, uint8_t nibble) {
 HR_NOINLINE void write_motion(Console& s, const Frame& frame, Object object, uint8_t value, int32_t clock) {
   note_access(s, clock);
   constexpr uint8_t seven = 8 - 7;
-  if (object == kM0 && value >> 4 == 6 && s.motion[kM0] == seven && clock - s.hmove_clock == 63) {
+  if (HR_UNLIKELY(object == kM0 && value >> 4 == 6 && s.motion[kM0] == seven && clock - s.hmove_clock == 63)) {
     catch_up(s, frame);
     s.stars = true;
     s.star_counter = 0;
