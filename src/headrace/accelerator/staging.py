@@ -32,7 +32,7 @@ class Staging:
         n = len(index)
         views = self._views.get((name, n, rows or n)) or self._view(name, array, n, rows or n)
         gathered, host, there, whole = views
-        np.take(array, index, axis=0, out=gathered, mode="clip")  # the other modes copy once more
+        array.take(index, 0, gathered, "clip")  # the other modes copy once more, and np.take takes longer
         if self._apart:
             there.copy_(host, non_blocking=True)
         return whole

@@ -59,7 +59,7 @@ class SmallNetwork:
             self._layers is not None
             and not torch.is_grad_enabled()
             and not torch.jit.is_tracing()
-            and all(x.device.type == "cpu" and self._work * len(x) <= MOST_WORK for x in obs.values())
+            and all(x.is_cpu and self._work * x.shape[0] <= MOST_WORK for x in obs.values())
         )
 
     def act(self, obs: Tensors, core: Tensor, first: Tensor, generator: torch.Generator) -> tuple[Tensors, Tensor]:

@@ -4,6 +4,7 @@ policy."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -110,11 +111,15 @@ class Actor:
         self.version = state["version"]
         self.weights.hold(state["weights"])
 
-    @torch.inference_mode()
     def act(self, lanes: np.ndarray) -> None:
         """Compute actions for the current rows of `lanes` (int array [n]); all lanes at once are one batch of n C rows."""
+        # A policy worker never leaves inference mode: entering it takes as long as several operations of PyTorch.
+        with nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode():
+            self._act_for(lanes)
+
+    def _act_for(self, lanes: np.ndarray) -> None:
         arrays, C, n = self._store.arrays, self._store.C, len(lanes)
-        slots, rows = self._requests.cursor[lanes].T
+        slots, rows = self._requests.cursor.take(lanes, 0).T
         blocks = slots * (self._store.T + 1) + rows
         pad = min(self._requests.L, 1 << (n - 1).bit_length()) if self._padded else n
         batch = {name: self._staging.take(name, array, blocks, pad) for name, array in self._inputs.items()}

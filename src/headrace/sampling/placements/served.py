@@ -37,5 +37,6 @@ def policy_main(start: Start) -> None:
     worker = PolicyWorker(start.index, memory.requests, actor, config, make, memory.queue_of)
     memory.control.wait_until_ready()
     actor.generator.manual_seed(actor_seed(config, own, start.restarts, start.placement.version(policy)))
-    while worker.serve(POLL_INTERVAL):
-        pass
+    with torch.inference_mode():
+        while worker.serve(POLL_INTERVAL):
+            pass
