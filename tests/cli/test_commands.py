@@ -246,7 +246,19 @@ def test_a_run_that_ends_before_its_first_checkpoint_suggests_nothing(tmp_path):
     config, result = parse_config(["--env", "gym/CartPole-v1", "--run.folder", str(tmp_path)]), mock.MagicMock()
     assert _next_commands(result, config) == []
     (tmp_path / "checkpoints" / "000000001-step-64").mkdir(parents=True)
-    assert _next_commands(result, config) == [f"headrace eval {tmp_path}", f"headrace watch {tmp_path}"]
+    assert _next_commands(result, config) == [f"headrace eval {tmp_path}"]
+
+
+@pytest.mark.parametrize("can_be_drawn", [True, False])
+def test_watch_is_suggested_where_training_could_record_a_video(headrace, tmp_path, monkeypatch, can_be_drawn):
+    monkeypatch.chdir(tmp_path)
+    lines = ["from gymnasium.envs.classic_control import CartPoleEnv", "class Drawn(CartPoleEnv):"]
+    lines.append("    pass" if can_be_drawn else "    metadata = {'render_modes': []}")
+    Path(f"drawn_{can_be_drawn}.py").write_text("\n".join(lines))
+    own = ["--env", f"python/drawn_{can_be_drawn}:Drawn", "--max-episode-steps", "20", "--video"]
+    shown = headrace("train", *SMALL, *own, "--total-steps", "512", "--run.folder", "a")
+    assert "\nheadrace eval a" in shown.out
+    assert ("\nheadrace watch a" in shown.out) == Path("a/video.mp4").exists() == can_be_drawn
 
 
 # -- what people get wrong ---------------------------------------------------------------------------------------------

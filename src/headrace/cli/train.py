@@ -77,7 +77,11 @@ def _next_commands(result: TrainResult, config: Config) -> list[str]:
     """Commands to suggest after the run has ended. Without a checkpoint there is nothing to show."""
     if not has_checkpoints(config.run_folder):
         return []
-    commands = [["eval", run := str(config.run_folder)], ["watch", run]]
+    from headrace.evaluation.video import VIDEO  # imports torch
+
+    commands = [["eval", run := str(config.run_folder)]]
+    if (config.run_folder / VIDEO).exists():  # not every environment has pictures
+        commands.append(["watch", run])
     if len(result.spec.agents) > 1 and not result.spec.of_agents:  # one player can take every place of a match
         commands.append(["play", run, "--against", "random"])
     code = needed_code(config)
