@@ -7,13 +7,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 
 from headrace import config as configs
+from headrace import envs
 from headrace.config import Config, ConfigError
 from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
 from headrace.evaluation.policy import load_policy
@@ -245,6 +247,39 @@ def test_apex_dpg_acts_and_learns_where_a_number_can_have_one_value_only() -> No
     assert (fields["action"][:, 1] == 2).all()
     assert fields["q"].isfinite().all()
     assert fields["value"].isfinite().all()
+
+
+class TwoIntegers(gymnasium.Env[Any, Any]):
+    """The reward is minus the distance of two integers from 4 and 1; `seen` has all actions."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Box(0, 5, (2,), np.int64)
+    seen: ClassVar[list[Any]] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.seen.append(action)
+        self.steps += 1
+        reward = -float(np.abs(action - [4, 1]).sum())
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), reward, False, self.steps == 10, {}
+
+
+def test_apex_dpg_acts_and_learns_where_actions_are_integers(tmp_path: Path) -> None:
+    """The environment gets its actor's numbers rounded."""
+    envs.register("own/integers")(TwoIntegers)
+    small = {
+        "sampling.placement": "serial", "learning.device": "cpu", "learning.num_threads": 1, "learning.total_steps": 4_000,
+        "learning.gamma": 0.0, "replay.minimum": 500, "q.actor_layers": (32,), "q.critic_layers": (32, 32),
+        "run.video": False, "run.dashboard": False, "run.folder": str(tmp_path / "run"),
+    }  # fmt: skip
+    result = train(make_config("own/integers", "apex-dpg", **small))
+    assert all(action.dtype == np.int64 and TwoIntegers.action_space.contains(action) for action in TwoIntegers.seen)
+    assert {*np.ravel(TwoIntegers.seen)} == {0, 1, 2, 3, 4, 5}
+    assert result.mean_return > -25  # of random actions it is -37
 
 
 OTHERS: dict[str, Any] = {
