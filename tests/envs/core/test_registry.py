@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import re
 import resource
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from worlds import CountingEnv, random_actions, reset_group, rows_for, step_group
 
+from headrace.cli.flags import parse_config
 from headrace.config import Config, ConfigError, EnvConfig, override
 from headrace.envs.core import registry
 from headrace.envs.core.contract import Categorical, Continuous, EnvGroup
@@ -130,6 +132,20 @@ def test_a_users_vector_environment(registered: list[str]) -> None:
     assert (group.num_envs, group.spec.autoreset) == (3, "same-step")
     with pytest.raises(ConfigError, match="vector environment"):
         make_env("my/vector", EnvConfig())
+
+
+def test_a_preset_that_limits_episodes_says_how_vector_environments_take_it(registered: list[str]) -> None:
+    class Images(CountingEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = gymnasium.spaces.Box(0, 255, (84, 84, 3), np.uint8)
+
+    registry.register_vector("my/vector")(lambda options, n: SyncVectorEnv([Images] * n, autoreset_mode=AutoresetMode.SAME_STEP))
+    flags = ["--env", "my/vector", "--learning.algorithm", "apex-dqn", "--learning.preset", "paper"]
+    with pytest.raises(ConfigError, match=r"envs\.max_episode_steps: not applied") as error:
+        make_group("my/vector", parse_config(flags).envs, 2)
+    (advice,) = re.findall(r"where a preset has set it, give (--\S+ \w+);", str(error.value))
+    make_group("my/vector", parse_config([*flags, *advice.split()]).envs, 2).close()
 
 
 @pytest.mark.parametrize(

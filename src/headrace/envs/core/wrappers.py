@@ -62,10 +62,13 @@ def check_applied(env_id: str, options: EnvConfig, applied: Collection[str]) -> 
         "frame_stack": (options.frame_stack or 1) > 1, "info_action_mask": options.info_action_mask,
         "max_episode_steps": options.max_episode_steps is not None, "reward_weights": bool(options.reward_weights),
     }  # fmt: skip
-    if ignored := [f"envs.{name}" for name, is_asked in asked.items() if is_asked and name not in applied]:
+    if ignored := [name for name, is_asked in asked.items() if is_asked and name not in applied]:
+        settings = ", ".join(f"envs.{name}" for name in ignored)
+        off = " ".join(f"--envs.{name.replace('_', '-')} {getattr(EnvConfig(), name)}" for name in ignored)
         raise ConfigError(
-            f"{env_id}: {', '.join(ignored)}: not applied to environments of this kind. Leave it out, or apply it in the "
-            "environment; a function that you register says by applies=[...] which settings it applies itself"
+            f"{env_id}: {settings}: not applied to environments of this kind. Leave it out or, where a preset has set it, give "
+            f"{off}; or apply it in the environment. A function that you register says by applies=[...] which settings it "
+            "applies itself"
         )
 
 
