@@ -38,10 +38,10 @@ def registries() -> Iterator[None]:
         registry.update(before)  # type: ignore[attr-defined]
 
 
-def run(folder: Path, algorithm: str = "appo", **settings: Any) -> None:
+def run(folder: Path, algorithm: str = "appo", env: str = "gym/CartPole-v1", **settings: Any) -> None:
     given = {"sampling.placement": "serial", "learning.total_steps": 600, "learning.device": "cpu", "run.video": False,
              "run.dashboard": False, "run.folder": str(folder / "run"), "sampling.num_workers": 1} | settings  # fmt: skip
-    train(make_config("gym/CartPole-v1", algorithm, **given))
+    train(make_config(env, algorithm, **given))
 
 
 def refused(folder: Path, algorithm: str = "appo", **settings: Any) -> str:
@@ -70,6 +70,16 @@ class Encoder(nn.Module):
 
     def forward(self, obs: dict[str, torch.Tensor]) -> Any:
         return self.change(self.layer(obs["obs"]))
+
+
+class Flat(nn.Sequential):
+    out_features = 16
+
+    def __init__(self, observation: dict[str, ArraySpec]):
+        super().__init__(nn.Linear(observation["obs"].shape[0], 16), nn.Tanh())
+
+    def forward(self, obs: dict[str, torch.Tensor]) -> torch.Tensor:
+        return super().forward(obs["obs"])
 
 
 @pytest.mark.parametrize(
@@ -120,13 +130,39 @@ def test_a_function_makes_no_network(tmp_path: Path) -> None:
     assert message == "nothing (policy.encoder nothing) returned None; expected a torch.nn.Module with the attribute out_features"
 
 
-def test_a_network_of_another_dtype_or_with_nan_is_not_refused_before_it_trains(tmp_path: Path) -> None:
-    """What the trunk converts may stay; zeros, which the trial has, may well lead to NaN where no real observation does."""
+def test_a_network_of_another_dtype_is_not_refused(tmp_path: Path) -> None:
+    """The trunk converts it."""
     register_network("double")(lambda observation, config: Encoder(lambda x: x.double()))
     run(tmp_path, **{"policy.encoder": "double"})
-    register_network("nan")(lambda observation, config: Encoder(lambda x: x * torch.nan))
-    with pytest.raises(NotFinite, match="a network or a loss of your own"):
-        run(tmp_path / "nan", **{"policy.encoder": "nan"})
+
+
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("number", [torch.nan, -torch.inf])
+def test_a_network_with_numbers_that_are_not_finite(tmp_path: Path, number: float, separate: bool) -> None:
+    def change(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((x[:, :-1], torch.full_like(x[:, -1:], number)), -1)
+
+    register_network("net")(lambda observation, config: Encoder(change))
+    message = refused(tmp_path, **{"policy.encoder": "net", "policy.separate_critic": separate})
+    words = "returned NaN or infinite numbers in float32 [2, 16], for every observation that was tried"
+    assert message == f"Encoder.forward (policy.encoder net) {words}"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_network_that_is_not_finite_for_zeros_only_trains(tmp_path: Path) -> None:
+    class Direction(Encoder):
+        def forward(self, obs: dict[str, torch.Tensor]) -> Any:
+            return self.layer(obs["obs"] / obs["obs"].norm(dim=-1, keepdim=True))
+
+    register_network("net")(lambda observation, config: Direction(lambda x: x))
+    run(tmp_path, **{"policy.encoder": "net"})
+
+
+def test_a_network_for_masked_actions_trains(tmp_path: Path) -> None:
+    register_network("any")(lambda observation, config: Flat(observation))
+    for algorithm in ("appo", "apex-dqn"):
+        settings = {"policy.encoder": "any", "envs.info_action_mask": True, "learning.total_steps": 300, "run.goal": None}
+        run(tmp_path / algorithm, algorithm, env="gym/Taxi-v4", **settings)
 
 
 def test_a_network_that_needs_the_runs_device_is_left_to_the_run() -> None:
@@ -188,6 +224,18 @@ def test_act_returns_something_else(tmp_path: Path, change: Any, came: str) -> N
     assert refused(tmp_path, "own").startswith(words)
 
 
+@pytest.mark.parametrize("name", ["action", "log_prob", "value"])
+def test_act_returns_numbers_that_are_not_finite(tmp_path: Path, name: str) -> None:
+    def act(self: Any, *given: Any, **more: Any) -> Any:
+        fields, core = PolicyGradient.act(self, *given, **more)
+        return fields | {name: torch.full_like(fields[name], torch.nan)}, core
+
+    mine("own", PolicyGradient, act=act)
+    shape = "[2, 1]" if name == "action" else "[2]"
+    message = refused(tmp_path, "own", env="gym/Pendulum-v1")
+    assert message.startswith(f"Mine.act (learning.algorithm own) returned NaN or infinite numbers in {name}, float32 {shape}")
+
+
 def test_act_takes_too_few_arguments(tmp_path: Path) -> None:
     mine("own", PolicyGradient, act=lambda self, model, obs: None)
     message = refused(tmp_path, "own")
@@ -214,6 +262,16 @@ def test_a_loss_is_something_else(tmp_path: Path, change: Any, came: str) -> Non
     message = refused(tmp_path, "own")
     assert message.startswith(f"Mine.loss (learning.algorithm own) returned {came}")
     assert "; expected" in message
+
+
+def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
+    def not_finite(self: Any, *given: Any) -> Any:
+        loss, statistics = PolicyGradient.loss(self, *given)
+        return loss * torch.nan, statistics
+
+    mine("own", PolicyGradient, loss=not_finite)
+    with pytest.raises(NotFinite, match="a network or a loss of your own"):
+        run(tmp_path, "own")
 
 
 def test_an_error_of_the_backward_pass_stays_what_it_is(tmp_path: Path) -> None:
@@ -282,6 +340,12 @@ def test_a_core_returns_something_else(tmp_path: Path, change: Any, came: str) -
     with_core(change)
     words = f"Core.forward (the core of learning.algorithm own) returned {came} for 2 observations; expected (float32 [1, 2, 8], "
     assert refused(tmp_path, "own").startswith(f"{words}float32 [2, 8])")
+
+
+def test_a_core_that_is_not_finite(tmp_path: Path) -> None:
+    with_core(lambda outputs, state: (outputs, state / 0))
+    words = "returned NaN or infinite numbers in float32 [2, 8], for every observation that was tried"
+    assert refused(tmp_path, "own") == f"Core.forward (the core of learning.algorithm own) {words}"
 
 
 def test_a_core_with_another_width(tmp_path: Path) -> None:

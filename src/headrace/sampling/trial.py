@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
@@ -23,8 +24,9 @@ N = 2  # observations: with one, a result without a batch dimension could look r
 def try_agent(algorithm: Any, model: nn.Module, config: Config, spec: EnvSpec) -> None:
     """Let an agent with code of the user's own act once, on the CPU. The model must not be used afterwards.
 
-    Raises `AgentFault` for errors of this code and for results of other shapes. Where the run is on another device, errors are
-    left for the run to show: the code may need that device.
+    Raises `AgentFault` for errors of this code, for results of other shapes, and for results that are not finite, also for other
+    observations than zeros. Where the run is on another device, errors are left for the run to show: the code may need that
+    device.
     """
     if not _has_own_network(config) and not is_own(type(algorithm)):
         return
@@ -39,6 +41,12 @@ def try_agent(algorithm: Any, model: nn.Module, config: Config, spec: EnvSpec) -
     except Exception as error:
         if config.device == "cpu":
             raise failed(*trial.calls[-1], error) from error
+    if trial.not_finite:  # zeros may lead to it where no real observation does, by a division or a logarithm
+        trial.not_finite.clear()
+        with suppress(Exception):
+            trial.act(algorithm, model, spec, drawn=True)
+        if trial.not_finite:
+            raise AgentFault(trial.not_finite[0])
 
 
 def _has_own_network(config: Config) -> bool:
@@ -50,6 +58,7 @@ class _Trial:
     def __init__(self, config: Config):
         self.config, self.algorithm = config, config.learning.algorithm
         self.calls: list[tuple[str, str]] = []  # that have not returned, the innermost last: whose, and with what
+        self.not_finite: list[str] = []  # messages, the first call's first
 
     def watch_parts(self, trunk: Trunk) -> None:
         """Compare what the user's own network and core return with what their attributes say."""
@@ -64,8 +73,9 @@ class _Trial:
             self._watch(core, who, shapes, lambda given: (torch.empty(1, N, size), given[1]))
 
     @torch.inference_mode()
-    def act(self, algorithm: Any, model: nn.Module, spec: EnvSpec) -> None:
-        obs = {name: _rows(array) + (name == MASK_KEY) for name, array in spec.observation.items()}
+    def act(self, algorithm: Any, model: nn.Module, spec: EnvSpec, drawn: bool = False) -> None:
+        rows = _drawn if drawn else _rows
+        obs = {name: rows(array) + (name == MASK_KEY) for name, array in spec.observation.items()}
         core = torch.zeros(N, cast(int, model.core_width))
         given = obs, core, torch.ones(N, dtype=torch.bool), torch.arange(N)
         who = named(type(algorithm), "act", "learning.algorithm", self.algorithm)
@@ -85,6 +95,8 @@ class _Trial:
         who, _ = self.calls.pop()
         if not self._fits(returned, wanted):
             raise AgentFault(f"{who} returned {shown(returned)} for {N} observations; expected {shown(wanted)}: {shapes}")
+        if bad := ", ".join(_not_finite(returned)):
+            self.not_finite.append(f"{who} returned NaN or infinite numbers in {bad}, for every observation that was tried")
 
     def _fits(self, x: Any, wanted: Any) -> bool:
         if isinstance(wanted, dict):
@@ -93,6 +105,24 @@ class _Trial:
             return isinstance(x, tuple) and len(x) == len(wanted) and all(map(self._fits, x, wanted))
         here = isinstance(x, Tensor) and (x.device.type == "cpu" or self.config.device != "cpu")
         return here and x.shape == wanted.shape and (wanted.is_floating_point() or not x.is_floating_point())
+
+
+def _not_finite(x: Any, name: str = "") -> Iterator[str]:
+    """The tensors in `x` that are not finite for any of the observations, in words. Fields of the user's own may be so."""
+    if isinstance(x, dict):
+        for key in ("action", "log_prob", "value"):
+            yield from _not_finite(x.get(key, ()), f"{key}, ")
+    elif isinstance(x, tuple):
+        for part in x:
+            yield from _not_finite(part)
+    elif not x.isfinite().reshape(N, x.numel() // N).all(-1).any():
+        yield f"{name}{shown(x)}"
+
+
+def _drawn(array: ArraySpec) -> Tensor:
+    """Observations near `_rows`, one above and one below it; of images one of random pixels and a black one."""
+    change = torch.rand(array.shape, generator=torch.Generator().manual_seed(0)) * (255 if array.is_image else 1)
+    return (_rows(array) + torch.stack((change, -change))).clamp(array.low, array.high).to(torch_dtype(array.dtype))
 
 
 def _rows(array: ArraySpec) -> Tensor:
