@@ -264,6 +264,22 @@ def test_a_loss_is_something_else(tmp_path: Path, change: Any, came: str) -> Non
     assert "; expected" in message
 
 
+@pytest.mark.parametrize("method", ["loss", "prepare"])
+def test_errors_in_an_algorithm_have_its_lines(tmp_path: Path, method: str) -> None:
+    def broken(self: Any, model: nn.Module, batch: dict[str, torch.Tensor], config: Any) -> Any:
+        return batch["reward"] @ torch.zeros(7, 16)
+
+    mine("own", PolicyGradient, **{method: broken})
+    with pytest.raises(AgentFault) as error:
+        run(tmp_path, "own")
+    words = str(error.value)
+    assert words.startswith(f"Mine.{method} (learning.algorithm own) failed when it was called with (model, {{")
+    assert "'reward': float32 [32, " in words
+    assert "config): RuntimeError: mat1 and mat2" in words
+    assert error.value.frames.count("File ") == 1
+    assert 'batch["reward"] @ torch.zeros(7, 16)' in (tmp_path / "run" / "log.txt").read_text()
+
+
 def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
     def not_finite(self: Any, *given: Any) -> Any:
         loss, statistics = PolicyGradient.loss(self, *given)
@@ -386,6 +402,16 @@ def own(config):
             return super().loss(model, batch, config)[0].item(), {}
 
     return Mine()
+
+@register_algorithm("broken")
+def broken(config):
+    from headrace.learning.policy_gradient import PolicyGradient
+
+    class Mine(PolicyGradient):
+        def loss(self, model, batch, config):
+            return batch["rewards"].sum(), {}
+
+    return Mine()
 """
 
 
@@ -395,6 +421,7 @@ def own(config):
     [
         (["--policy.encoder", "net"], "headrace: Encoder.forward (policy.encoder net) failed", 'return obs["observation"]'),
         (["--learning.algorithm", "own"], "Mine.loss (learning.algorithm own) returned (float, {}); expected", ""),
+        (["--learning.algorithm", "broken"], "Mine.loss (learning.algorithm broken) failed", 'return batch["rewards"].sum(), {}'),
     ],
 )
 def test_on_the_command_line_with_processes(tmp_path: Path, flags: list[str], words: str, line: str) -> None:

@@ -7,14 +7,15 @@ are declared by `headrace.learning.presets`, which `headrace.learning` imports.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.config import Config, ConfigError, LearningConfig
 from headrace.envs.core.contract import ArraySpec, EnvSpec
 from headrace.envs.core.imports import import_files
-from headrace.policies.errors import AgentFault, made, named, shown
+from headrace.policies.errors import AgentFault, failed, is_own, made, named, shown
 
 if TYPE_CHECKING:  # torch takes seconds
     from torch import Generator, Tensor
@@ -72,7 +73,8 @@ class Algorithm(ABC):
     def backward(self, model: Module, batch: Tensors, config: LearningConfig) -> Tensors:
         """Put the gradient of `loss` into `grad` of the model's parameters, where there is none or 0 before, and return its
         statistics."""
-        returned = self.loss(model, batch, config)
+        with self.naming("loss", batch, config):
+            returned = self.loss(model, batch, config)
         try:
             loss, statistics = returned
             loss.backward()
@@ -88,6 +90,20 @@ class Algorithm(ABC):
                 "detach() or item(), and a dictionary of tensors []"
             ) from error
         return statistics
+
+    @contextmanager
+    def naming(self, method: str, batch: Tensors, config: LearningConfig) -> Iterator[None]:
+        """Within the context an error of `method`, if that is the user's, becomes an `AgentFault` that names it."""
+        try:
+            yield
+        except Exception as error:
+            from torch import cuda
+
+            recording = cuda.is_initialized() and cuda.is_current_stream_capturing()  # if that fails, it runs unrecorded
+            if recording or not is_own(getattr(type(self), method)):
+                raise
+            who = named(type(self), method, "learning.algorithm", config.algorithm)
+            raise failed(who, f"(model, {shown(batch)}, config)", error) from error
 
     def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
         """Fields of the trajectory store, beyond the common ones, that `act` writes. A replay needs `env_index` (int32: the

@@ -264,7 +264,8 @@ class Learner:
     def _prepared(self, batch: Tensors) -> Tensors:
         """What the algorithm adds to a batch, or replaces in it."""
         full = dict(batch)
-        self.algorithm.prepare(self.model, full, self.config.learning)
+        with self.algorithm.naming("prepare", full, self.config.learning):
+            self.algorithm.prepare(self.model, full, self.config.learning)
         return {name: x for name, x in full.items() if x is not batch.get(name)}
 
     # -- an optimizer step: backward, (reduce), clip, step ---------------------------------------------------------------

@@ -58,7 +58,7 @@ def run_worker(report: ReportWriter, main: Callable[[Start], None], *arguments: 
         kind = "refused" if fault.repeats else "fault"
     except Exception as error:
         explained = explain(error, [start.placement.config.run_folder])
-        text = explained[0] if explained else traceback.format_exc()
+        text = f"{getattr(error, 'frames', '')}{explained[0]}" if explained else traceback.format_exc()
         if isinstance(error, ConfigError | ImportError | SyntaxError):
             kind = "refused"
         elif isinstance(error, UserError) and error.exit_code == RANK_LOST:  # it is no error of this process
