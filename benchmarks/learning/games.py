@@ -18,7 +18,7 @@ from headrace.config import EnvConfig, PolicyConfig
 from headrace.envs.core.contract import MASK_KEY, ArraySpec, EnvSpec
 from headrace.envs.core.registry import register_parallel
 from headrace.policies.registry import register_network
-from headrace.population.matchmaking import register_opponent
+from headrace.population import register_opponent
 
 # -- matrix games -----------------------------------------------------------------------------------------------------
 

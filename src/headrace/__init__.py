@@ -33,6 +33,7 @@ _API = {
     "make_config": ("headrace.make_config", "make_config"),
     "make_vec": ("headrace.envs", "make_vec"),
     "policies": ("headrace.policies", None),
+    "population": ("headrace.population", None),
     "record": ("headrace.evaluation.video", "record"),
     "train": ("headrace.train", "train"),
 }

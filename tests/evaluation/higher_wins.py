@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from headrace.config import EnvConfig
 from headrace.envs.core.registry import register_parallel
-from headrace.population.matchmaking import register_opponent
+from headrace.population import register_opponent
 
 
 class HigherWins:

@@ -301,6 +301,7 @@ def test_a_resume_that_has_nothing_to_do_leaves_the_pictures_as_they_are(run, mo
 
 def test_importing_the_package_and_its_environments_does_not_import_torch():
     modules = "headrace, headrace.config, headrace.make_config, headrace.envs.families.gym, headrace.runs.folder"
+    modules += ", headrace.learning, headrace.policies, headrace.population"
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
@@ -312,6 +313,10 @@ def test_the_package_offers_its_functions_whatever_was_imported_first():
     assert set(headrace.__all__) <= set(dir(headrace))
     for name in headrace.__all__:
         assert getattr(headrace, name) is not None
+    for module in (headrace.envs, headrace.learning, headrace.policies, headrace.population):
+        assert all(getattr(module, name) is not None for name in module.__all__)
+    assert {"Algorithm", "PolicyGradient", "register_algorithm"} <= {*headrace.learning.__all__}
+    assert {"Matchmaker", "NextMatch", "Population", "register_matchmaker"} <= {*headrace.population.__all__}
     with pytest.raises(AttributeError, match="nothing"):
         _ = headrace.nothing
 

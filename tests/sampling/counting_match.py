@@ -24,7 +24,7 @@ from headrace.config import Config, EnvConfig, LearningConfig
 from headrace.envs.core.contract import ArraySpec, EnvSpec
 from headrace.envs.core.registry import register_parallel
 from headrace.learning.algorithm import Algorithm, register_algorithm
-from headrace.population.matchmaking import register_matchmaker
+from headrace.population import register_matchmaker
 
 AGENTS = ("a", "b", "c")
 ACTIONS = 5
