@@ -302,6 +302,17 @@ def test_ranks_that_are_killed_too_often_end_the_run_and_the_user_is_told(
     assert "SIGKILL, failure 2 within 3,600 s (sampling.max_restarts: 1)" in told
 
 
+def test_ranks_that_start_again_are_told_when_they_first_started(scripted: Callable[[str], Path], tmp_path: Path) -> None:
+    before, told = time.perf_counter(), tmp_path / "told"
+    scripted(f'echo "begun ${hardware.RUN_BEGAN}" >> {told}\n[ $RANK = 1 ] && all_started && kill -9 $$\nexec sleep 200')
+    launch.launch([], two_ranks(**{"sampling.max_restarts": 2}))
+    lines = sorted(told.read_text().splitlines())
+    assert lines[:2] == ["begun ", "begun "]
+    (began,) = {float(line.removeprefix("begun ")) for line in lines[2:]}
+    assert len(lines) == 6
+    assert before < began < time.perf_counter()
+
+
 def test_a_launcher_that_is_killed_leaves_no_file(scripted: Callable[[str], Path], tmp_path: Path) -> None:
     started, temporary = scripted("exec sleep 20"), tmp_path / "temporary"
     temporary.mkdir()

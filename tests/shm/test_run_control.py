@@ -10,6 +10,7 @@ from time import perf_counter
 import numpy as np
 import pytest
 
+from headrace.config import hardware
 from headrace.shm.phases import PHASES
 from headrace.shm.run_control import POLL_INTERVAL, PhaseClock, RunControl
 
@@ -127,3 +128,8 @@ def test_learning_begins_once_in_a_run_whichever_learner_asks() -> None:
     process.start()
     process.join()
     assert 0 < began == control.learning_began() <= perf_counter()
+
+
+def test_of_ranks_that_start_again_learning_began_when_they_first_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(hardware.RUN_BEGAN, "12.5")
+    assert make().learning_began() == 12.5

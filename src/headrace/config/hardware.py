@@ -11,6 +11,9 @@ RANK_STORE = "HEADRACE_RANK_STORE"
 """Environment variable: a file through which the ranks of one machine find each other, or tcp://HOST:PORT at the first rank.
 Without it they use MASTER_ADDR and MASTER_PORT, which `torchrun` sets."""
 
+RUN_BEGAN = "HEADRACE_RUN_BEGAN"
+"""Environment variable of ranks that start again after a failure: when they first started (perf_counter)."""
+
 
 @dataclass(frozen=True)
 class Rank:

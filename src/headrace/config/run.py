@@ -21,7 +21,8 @@ class RunConfig:
     goal: float | None = None
     """Training ends when the mean return of the last 100 episodes reaches this value. None: no goal."""
     max_minutes: Annotated[float, Range(0, 1e6, above=True)] | None = None
-    """Training ends after this wall-clock time (minutes). A resumed run counts from its resume. None: no limit."""
+    """Training ends after this wall-clock time (minutes). A resumed run counts from its resume; the ranks of
+    `learning.num_devices` that start again after a failure count from their first start. None: no limit."""
     log_interval: Seconds = 5.0
     """Time (seconds) between two lines of metrics."""
     checkpoint_interval: Seconds = 120.0

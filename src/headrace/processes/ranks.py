@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from functools import partial
 from itertools import count
@@ -43,11 +43,11 @@ def needs_launch(config: Config) -> bool:
 def launch(arguments: list[str], config: Config) -> int:
     """Run `headrace train` with these arguments once per device; returns the exit code of the first rank, or of one that
     failed."""
-    failures = Failures(config.sampling)
+    failures, began = Failures(config.sampling), {hardware.RUN_BEGAN: str(time.perf_counter())}
     for start in count():
-        # The run exists when its ranks start again.
+        # The run exists when its ranks start again, and `run.max_minutes` goes on.
         again = ["--run.no-must-be-new"] if start else []
-        codes, asked = _run_ranks([*arguments, *again], config.learning.num_devices)
+        codes, asked = _run_ranks([*arguments, *again], config.learning.num_devices, began if start else {})
         killed = any(code < 0 or code == RANK_LOST for code in codes)
         if asked or not killed:
             break
@@ -58,8 +58,9 @@ def launch(arguments: list[str], config: Config) -> int:
     return next((code for code in codes if code > 0), 1 if killed and not asked else codes[0])
 
 
-def _run_ranks(arguments: list[str], size: int) -> tuple[list[int], bool]:
-    """Start all ranks and wait for them: their exit codes, and whether a signal had asked for the end."""
+def _run_ranks(arguments: list[str], size: int, variables: Mapping[str, str]) -> tuple[list[int], bool]:
+    """Start all ranks, with these environment variables, and wait for them: their exit codes, and whether a signal had asked for
+    the end."""
     ranks: list[subprocess.Popen[bytes]] = []
     # A file without a name: however this process ends, nothing of it stays.
     fd = os.memfd_create("headrace-ranks")
@@ -77,7 +78,7 @@ def _run_ranks(arguments: list[str], size: int) -> tuple[list[int], bool]:
     try:
         for index in range(size):
             sizes = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-            environment = {"RANK": index, "LOCAL_RANK": index, **sizes, hardware.RANK_STORE: store}
+            environment = {"RANK": index, "LOCAL_RANK": index, **sizes, hardware.RANK_STORE: store, **variables}
             ranks.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "headrace.cli", "train", *arguments],

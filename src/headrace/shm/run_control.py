@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from headrace.arrays import ArrayLayout, ArraySpec
+from headrace.config import hardware
 from headrace.shm.phases import PHASES
 from headrace.shm.primitives import Words
 from headrace.shm.segment import Mapped, Segment
@@ -72,9 +74,9 @@ class RunControl(Mapped):
 
     def learning_began(self) -> float:
         """When learning began in this run (perf_counter): now, at the first call. A learner that takes the place of one that was
-        killed finds the first one's."""
+        killed finds the first one's, and of ranks that start again it is when they first started."""
         if not self._times[_LEARNED]:
-            self._times[_LEARNED] = perf_counter()
+            self._times[_LEARNED] = float(os.environ.get(hardware.RUN_BEGAN, perf_counter()))
         return float(self._times[_LEARNED])
 
     def set_ready(self, policy: int) -> None:
