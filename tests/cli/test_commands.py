@@ -246,7 +246,9 @@ def test_a_run_that_ends_before_its_first_checkpoint_suggests_nothing(tmp_path):
     config, result = parse_config(["--env", "gym/CartPole-v1", "--run.folder", str(tmp_path)]), mock.MagicMock()
     assert _next_commands(result, config) == []
     (tmp_path / "checkpoints" / "000000001-step-64").mkdir(parents=True)
-    assert _next_commands(result, config) == [f"headrace eval {tmp_path}"]
+    assert _next_commands(result, config) == [f"headrace eval {tmp_path}"]  # a video was to be recorded, and is not there
+    config.run.video = False
+    assert _next_commands(result, config) == [f"headrace eval {tmp_path}", f"headrace watch {tmp_path}"]
 
 
 @pytest.mark.parametrize("can_be_drawn", [True, False])

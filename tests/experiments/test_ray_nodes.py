@@ -127,6 +127,10 @@ def test_a_run_whose_machine_is_lost_is_the_next_to_begin_and_fails_if_that_goes
     assert not runner.run(lambda runs: None)
     assert [one.state for one in runner.runs] == ["failed", "done"]
     assert places.started == ["seed-0"] * (MOST_LOST + 1) + ["seed-1"]
+    assert [text.partition(".")[0] for text in runner.failures()] == ["seed-0 lost its machine; the same command goes on with it"]
+    runner = Runner(plan, tmp_path / "z", Scripted([-9, 1]))
+    assert not runner.run(lambda runs: None)
+    assert [text.partition(";")[0] for text in runner.failures()] == ["seed-0 was killed by signal 9", "seed-1 failed (1)"]
 
 
 def test_without_ray_the_command_names_the_extra(

@@ -243,6 +243,12 @@ def test_act_takes_too_few_arguments(tmp_path: Path) -> None:
     assert message.startswith(f"Mine.act (learning.algorithm own) failed when it was called with {words}: TypeError: ")
 
 
+def test_wrong_extra_fields_are_not_the_fault_of_act(tmp_path: Path) -> None:
+    mine("mine", PolicyGradient, extra_fields=lambda self, spec: {"foo": (1,)})
+    message = refused(tmp_path, "mine")
+    assert message.startswith("Mine.extra_fields (learning.algorithm mine) failed when it was called with (spec)")
+
+
 @pytest.mark.parametrize(
     ("change", "came"),
     [

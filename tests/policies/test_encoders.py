@@ -138,6 +138,14 @@ def test_images_too_small_for_the_network_are_refused():
         make_network(small, PolicyConfig(encoder=encoder))({"obs": torch.zeros(1, 3, 16, 16, dtype=torch.uint8)})
 
 
+@pytest.mark.parametrize(("shape", "name"), [((3, 35, 64), "impala-resnet"), ((3, 36, 36), "nature-cnn")])
+def test_auto_takes_a_network_that_fits_the_image(shape, name):
+    observation = {"obs": ArraySpec(shape, UINT8)}
+    chosen, named = make_network(observation, PolicyConfig()), make_network(observation, PolicyConfig(encoder=name))
+    assert [p.shape for p in chosen.parameters()] == [p.shape for p in named.parameters()]
+    assert chosen({"obs": torch.zeros(1, *shape, dtype=torch.uint8)}).shape == (1, 512)
+
+
 def test_no_observation_is_refused():
     with pytest.raises(ConfigError, match="no observation"):
         make_network({}, PolicyConfig())

@@ -120,6 +120,8 @@ def test_nothing_but_a_file_is_replaced_by_a_video(tmp_path):
     for path in ("/dev/full", "/dev/null", tmp_path / "pipe", tmp_path):
         with pytest.raises(ConfigError, match="cannot be written: it is no regular file"):
             VideoWriter(path)
+    with pytest.raises(ConfigError, match=r"its name must end with \.mp4"):
+        VideoWriter(tmp_path / "v.gif")
     assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
     with VideoWriter(tmp_path / "link.mp4") as video:
         video.add(np.zeros((16, 16, 3), np.uint8))

@@ -298,6 +298,7 @@ def test_bad_input_is_refused(tmp_path):
         {"mode": 5},
         {"difficulty": 4},
         {"obs_type": "depth"},
+        {"device": "tpu"},
         {"repeat_action_probability": 1.0},
         {"max_num_frames_per_episode": 0},
         {"autoreset_mode": AutoresetMode.DISABLED},
@@ -308,7 +309,7 @@ def test_bad_input_is_refused(tmp_path):
         AtariVector(["pong", "air_raid"], 2, img_height=None, img_width=None)
 
     env = AtariVector("pong", 2)
-    with pytest.raises(RuntimeError, match="follows a reset"):
+    with pytest.raises(RuntimeError, match="call reset before the first step"):
         env.step(np.array([0, 0]))
     with pytest.raises(RuntimeError, match="follows a send"):
         env.recv()

@@ -14,8 +14,9 @@ class PolicyConfig:
 
     encoder: str = "auto"
     """Network that encodes an observation: `nature-cnn`, `impala-shallow`, `impala-resnet`, `vizdoom-simple`, `vizdoom-full`,
-    `mlp`, or a name that an imported file registers. `auto`: `nature-cnn` for images, `mlp` for vectors. `nature-conv`,
-    `shallow-conv`: the convolutions of `nature-cnn` and of `impala-shallow` alone, for the heads of Q-learning."""
+    `mlp`, or a name that an imported file registers. `auto`: `nature-cnn` for images, or `impala-resnet` if a
+    side has fewer than 36 pixels; `mlp` for vectors. `nature-conv`, `shallow-conv`: the convolutions of `nature-cnn` and of
+    `impala-shallow` alone, for the heads of Q-learning."""
     hidden: Width = 512
     """Width of the layer that follows an image encoder."""
     mlp: tuple[Width, ...] = (64, 64)

@@ -96,8 +96,10 @@ def _overview(folders: Sequence[Path], groups: Sequence[Group], left_out: Sequen
                 left_out = [*left_out, (folder / FILE, str(error))]
                 continue
             planned = list(plan.runs())
-            done = sum((folder / "runs" / run.name / ENDED).exists() for run in planned)
-            section.items.append(f"`{folder}`: {done} of {len(planned)} planned runs have ended; budget of each: {plan.budget}.")
+            left = [run.name for run in planned if not (folder / "runs" / run.name / ENDED).exists()]
+            done = f"{len(planned) - len(left)} of {len(planned)} planned runs have ended; budget of each: {plan.budget}."
+            so_far = f" What is shown of the others is what they have reached so far: {', '.join(left)}." if left else ""
+            section.items.append(f"`{folder}`: {done}{so_far}")
     rows = []
     for group in groups:
         for env in envs_of([group]):

@@ -51,6 +51,8 @@ class Progress:
     started: float = 0.0
     training: Training | None = None
     """While it is running."""
+    exit_code: int | None = None
+    """If it has failed."""
     lost: int = 0
     """Machines on which it ran that were lost."""
 
@@ -139,7 +141,7 @@ class Runner:
 
     def _end(self, one: Progress, code: int, asked: bool) -> None:
         self._places.end(one.training)
-        one.training, one.state = None, "stopped" if asked else "failed"
+        one.training, one.state, one.exit_code = None, "stopped" if asked else "failed", code
         if code == LOST and not asked:
             one.lost += 1
             one.state = "waiting" if one.lost <= MOST_LOST else "failed"
@@ -156,5 +158,8 @@ class Runner:
                 last: list[str] = []
                 with suppress(OSError):
                     last = (one.folder / OUTPUT).read_text(errors="replace").splitlines()[-LAST_LINES:]
-                texts.append("\n".join([f"{one.run.name} failed; {one.folder / OUTPUT} ends with:", *(f"  {x}" for x in last)]))
+                code = one.exit_code or 0
+                how = "lost its machine" if code == LOST else f"was killed by signal {-code}" if code < 0 else f"failed ({code})"
+                head = f"{one.run.name} {how}; the same command goes on with it. {one.folder / OUTPUT} ends with:"
+                texts.append("\n".join([head, *(f"  {line}" for line in last)]))
         return texts

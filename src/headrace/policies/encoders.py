@@ -205,6 +205,7 @@ class MultiEncoder(nn.Module):
 
 
 NATURE_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Mnih et al., 2015 (Nature 518)
+NATURE_LEAST = 36  # pixels on a side that its convolutions need
 SHALLOW_LAYERS = ((16, 8, 4), (32, 4, 2))
 """Mnih et al., 2013 (arXiv 1312.5602); the shallow network of IMPALA: a third of the Nature CNN's arithmetic."""
 VIZDOOM_LAYERS = ((32, 8, 4), (64, 4, 2), (128, 3, 2))  # Petrenko et al., 2020 (Sample Factory): both of its VizDoom networks
@@ -234,8 +235,17 @@ def _convolutional(layers: Layers, linear: bool = True) -> Callable[[Shape, Poli
     )
 
 
+def _residual(shape: Shape, config: PolicyConfig) -> nn.Module:
+    return ConvEncoder(shape, residual_stages(shape[0], config.activation), config.activation, config.hidden)
+
+
+def _fitting(shape: Shape, config: PolicyConfig) -> nn.Module:
+    """Nature's network, or for images that are too small for it IMPALA's."""
+    return (_convolutional(NATURE_LAYERS) if min(shape[1:]) >= NATURE_LEAST else _residual)(shape, config)
+
+
 NETWORKS |= {
-    "auto": _network(_convolutional(NATURE_LAYERS)),
+    "auto": _network(_fitting),
     "nature-cnn": _network(_convolutional(NATURE_LAYERS)),
     "impala-shallow": _network(_convolutional(SHALLOW_LAYERS)),
     # Without linear layers, for dueling heads, whose streams each have one of their own.
@@ -243,9 +253,7 @@ NETWORKS |= {
     "shallow-conv": _network(_convolutional(SHALLOW_LAYERS, linear=False)),
     "vizdoom-simple": _network(_convolutional(VIZDOOM_LAYERS)),
     "vizdoom-full": _network(_convolutional(VIZDOOM_LAYERS), MEASUREMENT_LAYERS),
-    "impala-resnet": _network(
-        lambda shape, c: ConvEncoder(shape, residual_stages(shape[0], c.activation), c.activation, c.hidden)
-    ),
+    "impala-resnet": _network(_residual),
     "mlp": _network(lambda shape, c: VectorEncoder(shape, c.mlp, c.activation, scale=1 / 255)),
 }
 

@@ -23,8 +23,8 @@ class VideoFailed(UserError):
 class VideoWriter:
     """An mp4 file (H.264) that is written frame by frame; a context manager.
 
-    The file appears under its name when it is complete. Raises `ConfigError` if the `video` extra is not installed or something
-    is there that is no regular file, and `VideoFailed` from `add` and at the end of the context.
+    The file appears under its name when it is complete. Raises `ConfigError` if the `video` extra is not installed, the name does
+    not end with .mp4, or something is there that is no regular file; `VideoFailed` from `add` and at the end of the context.
     """
 
     # `imageio_ffmpeg.write_frames` drives ffmpeg too, but ignores its exit code and leaves its messages on the terminal.
@@ -38,6 +38,8 @@ class VideoWriter:
             self.path, self.fps = replaceable(Path(path)), fps
         except OSError as error:
             raise ConfigError(f"the video {path} cannot be written: {error.strerror}") from error
+        if Path(path).suffix.lower() != ".mp4":
+            raise ConfigError(f"the video {path} would be an mp4 file: its name must end with .mp4")
         self._unfinished = self.path.with_name(f".tmp-{self.path.stem}.mp4")
         self._program: str = imageio_ffmpeg.get_ffmpeg_exe()
 

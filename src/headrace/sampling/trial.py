@@ -79,9 +79,10 @@ class _Trial:
         core = torch.zeros(N, cast(int, model.core_width))
         given = obs, core, torch.ones(N, dtype=torch.bool), torch.arange(N)
         who = named(type(algorithm), "act", "learning.algorithm", self.algorithm)
-        self.calls.append((who, f"(model, {shown(given)[1:-1]}, generator)"))
-        returned = algorithm.act(model, *given, torch.Generator().manual_seed(0))
+        self.calls.append((named(type(algorithm), "extra_fields", "learning.algorithm", self.algorithm), "(spec)"))
         known = trajectory_fields(spec, core.shape[1], algorithm.extra_fields(spec))
+        self.calls[-1] = (who, f"(model, {shown(given)[1:-1]}, generator)")
+        returned = algorithm.act(model, *given, torch.Generator().manual_seed(0))
         there = returned[0] if isinstance(returned, tuple) and returned and isinstance(returned[0], dict) else {}
         fields = {name: _rows(array) for name, array in known.items() if name == "action" or name in there}
         self._expect(returned, (fields, core), "action, any of log_prob, value and extra_fields; and the core state")

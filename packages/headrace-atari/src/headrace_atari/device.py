@@ -81,7 +81,7 @@ class DeviceVector:
         """`waits`: whether `recv` follows at once, which does not matter on a GPU."""
         self._idle()
         if not self._seeded.all():
-            raise RuntimeError("send follows a reset or a recv")
+            raise RuntimeError("call reset before the first step; with send and recv, each send follows a reset or a recv")
         if isinstance(actions, np.ndarray):
             count = self._tables_of.num_actions(0)  # the same for all games of a batch
             if len(outside := np.flatnonzero((actions < 0) | (actions >= count))):

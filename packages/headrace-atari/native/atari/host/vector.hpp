@@ -84,7 +84,8 @@ class Vector {
   // environment's set, and std::logic_error if nothing was received; then nothing was started. `waits`: `recv` follows at once, and
   // its thread steps in the place of one of the pool's, which then need not be woken.
   void send(const int32_t* actions, const float* strengths, const std::vector<uint8_t*>& targets, bool waits) {
-    if (received_.empty()) throw std::logic_error("send follows a reset or a recv");
+    if (received_.empty())
+      throw std::logic_error("call reset before the first step; with send and recv, each send follows a reset or a recv");
     std::vector<Job> jobs;
     for (size_t i = 0; i < received_.size(); ++i) {
       const int env = received_[i];
