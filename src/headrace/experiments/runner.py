@@ -52,7 +52,7 @@ class Progress:
     training: Training | None = None
     """While it is running."""
     exit_code: int | None = None
-    """If it has failed."""
+    """Of its last end. None: it has not ended."""
     lost: int = 0
     """Machines on which it ran that were lost."""
 

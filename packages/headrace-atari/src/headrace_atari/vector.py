@@ -91,7 +91,7 @@ class AtariVector(VectorEnv):
         require(num_threads is None or num_threads >= 0, f"num_threads is {num_threads}, must not be negative")
         require(thread_affinity_offset >= -1, f"thread_affinity_offset is {thread_affinity_offset}, must be at least -1")
         require(render_mode in (None, "rgb_array"), f"render_mode is {render_mode!r}, must be rgb_array or None")
-        require(device.partition(":")[0] in ("cpu", "cuda"), f"device is {device!r}, must be cpu, cuda or cuda:N")
+        require(str(device).partition(":")[0] in ("cpu", "cuda"), f"device is {device!r}, must be cpu, cuda or cuda:N")
         require(device == "cpu" or whole, f"on {device} batches are whole: batch_size must be num_envs ({num_envs})")
         self.num_envs, self.batch_size, self.render_mode = num_envs, batch_size or num_envs, render_mode
         self.num_threads = 0 if num_threads is None else min(num_threads or len(os.sched_getaffinity(0)), num_envs)

@@ -162,7 +162,8 @@ HR_INLINE void blank_after_hmove(const Console& s, uint8_t* row, int32_t from, i
   }
 }
 
-// Advances the picture to the last access of the TIA, with or without pixels. A line ends only when the beam goes beyond its last clock.
+// Advances the picture to the last access of the TIA, with or without pixels. A line ends only when the beam goes beyond its last
+// clock.
 template <bool painted>
 HR_NOINLINE void advance_picture(Console& s, const Frame& frame) {
   const int32_t clock = min_of(s.last_access_clock, frame.display_stop);
