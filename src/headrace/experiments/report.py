@@ -98,7 +98,8 @@ def _overview(folders: Sequence[Path], groups: Sequence[Group], left_out: Sequen
             planned = list(plan.runs())
             left = [run.name for run in planned if not (folder / "runs" / run.name / ENDED).exists()]
             done = f"{len(planned) - len(left)} of {len(planned)} planned runs have ended; budget of each: {plan.budget}."
-            so_far = f" What is shown of the others is what they have reached so far: {', '.join(left[:10])}{', ...' * (len(left) > 10)}." if left else ""
+            others = ", ".join(left[:10]) + ", ..." * (len(left) > 10)
+            so_far = f" What is shown of the others is what they have reached so far: {others}." if left else ""
             section.items.append(f"`{folder}`: {done}{so_far}")
     rows = []
     for group in groups:
