@@ -95,7 +95,7 @@ def test_help_shows_what_people_change_and_fits_on_a_screen(capsys, monkeypatch)
         "--run.folder None Run folder; training resumes the run that is found there. None: runs/<env>__<name>__<seed>.",
         "train --help-all",
         "Python files or modules to import first.", "None: no limit.",
-        "or a name that an imported file registers. auto: nature-cnn for images, mlp for vectors.",
+        "or a name that an imported file registers. auto: nature-cnn for images, or impala-resnet if a side has fewer than",
         "such as cuda:1. auto: cuda if there is one, else cpu.",
     ):  # fmt: skip
         assert words in shown, words
