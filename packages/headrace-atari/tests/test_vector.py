@@ -74,6 +74,7 @@ CASES = [
     ("journey_escape", 40, {"img_height": 42, "img_width": 42}),  # 230 rows
     ("surround", 60, {"autoreset_mode": SAME_STEP}),  # swapped ports, RAM not cleared at resets
     ("double_dunk", 30, {"repeat_action_probability": 0.25}),  # mode menu walked under sticky actions
+    ("tic_tac_toe_3d", 60, {"autoreset_mode": SAME_STEP}),  # missing rows, which show what the step before drew
 ]
 
 
@@ -227,6 +228,25 @@ def test_reset_mask():
         ours.reset(options={"reset_mask": [True, False, True]})
     with pytest.raises(ValueError, match="seed has shape"):
         ours.reset(seed=np.arange(3), options=mask)
+
+
+@pytest.mark.parametrize("game", ["pong", "tic_tac_toe_3d"])
+def test_screens_do_not_depend_on_who_looks_at_them_when(game):
+    options = {"repeat_action_probability": 0.25, "render_mode": "rgb_array", "num_threads": 1}
+    watched, saved, unseen = (AtariVector(game, 2, **options) for _ in range(3))
+    rng = np.random.default_rng(0)
+    for env in (watched, saved, unseen):
+        env.reset(seed=0)
+    for step in range(80):
+        actions = rng.integers(watched.single_action_space.n, size=2)
+        for env in (watched, saved, unseen):
+            env.step(actions)
+        screens = watched.render()
+        if step % 5 == 0:
+            assert saved.save_state(0) == watched.save_state(0)
+            assert saved.save_state(1) == watched.save_state(1)
+    np.testing.assert_array_equal(unseen.render(), screens)
+    assert [unseen.save_state(i) for i in range(2)] == [watched.save_state(i) for i in range(2)]
 
 
 @pytest.mark.parametrize("stream", ["ale", "counter"])

@@ -78,6 +78,8 @@ struct EnvironmentState {
   bool done;         // the episode has ended: the next step begins another one
 };
 
+struct StepLog;
+
 // The memory of one environment, of the caller.
 struct EnvironmentMemory {
   uint8_t* screens;            // [2, rows, 160] TIA colours
@@ -86,12 +88,14 @@ struct EnvironmentMemory {
   PooledImage pooled;
   Mt19937* noop_generator;
   ActionNoise* noise;  // null: no action is ever repeated
+  StepLog* log;        // null: steps draw into `screens`
 };
 
 // Working memory of one step, of the caller: its contents need not last.
 struct StepScratch {
   ObserverScratch observer;
   uint8_t* interrupted_screen;  // [rows, 160]
+  uint8_t* screens;             // [2, rows, 160], for environments with a StepLog
 };
 
 struct StepResult {
@@ -167,6 +171,15 @@ struct Frames {
   int32_t repeated, repeats;  // frames repeated, of those to repeat
 };
 
+// Hardly any step needs what the step before drew, so those of all environments of a thread draw into the same screens, which
+// stay in its cache. What is needed in spite of that is drawn again from here. Plain data.
+struct StepLog {
+  Frames steps[2];
+  int32_t last;    // index of the last step
+  bool drawn;      // EnvironmentMemory::screens are those of the last step
+  bool looked_at;  // somebody reads them: every step draws into them
+};
+
 // What the console gets in the next frame.
 struct PlannedFrame {
   int32_t index;   // within Frames::count
@@ -199,6 +212,8 @@ class Environment {
   // Starts an episode: the console's reset, then FIRE and no-ops.
   HR_HD StepResult reset() {
     Frames frames;
+    emulator_.screens = memory_.screens;
+    if (memory_.log) memory_.log->drawn = true;  // a reset replaces both screens
     begin_reset(frames);
     play(frames);
     make_picture(end_reset());
@@ -209,16 +224,43 @@ class Environment {
   // If the episode had ended, starts the next one instead, unless that happened within its last step.
   HR_HD StepResult step(int action, float strength) {
     if (state_.done) return reset();
-    Frames frames;
+    StepLog* const log = memory_.log;
+    Frames unlogged;
+    Frames& frames = log ? log->steps[1 - log->last] : unlogged;
     begin_step(frames, action, strength);
+    if (log) {
+      const bool goes_on = !state_.emulator.console.frame_complete;  // in the screen of the step before
+      if (frames.draw_all || goes_on || log->looked_at) draw_again();
+      else emulator_.screens = scratch_.screens;
+    }
     play(frames);
     make_picture(picture_of(frames));
+    if (log) {
+      log->last = 1 - log->last;
+      log->drawn = emulator_.screens == memory_.screens;
+    }
     StepResult result = end_step(frames);
     if (result.has_final) {
       write_observation(setup_, state_, memory_, memory_.final_observation);
       if (state_.done) result.take_counters(reset());
     }
     return result;
+  }
+
+  // Brings EnvironmentMemory::screens to what the last step drew, and has frames drawn there from now on. A step that drew elsewhere
+  // missed no row in its last four frames, so it can be drawn over any screens.
+  HR_HD void draw_again() {
+    emulator_.screens = memory_.screens;
+    StepLog& log = *memory_.log;
+    if (log.drawn) return;
+    const EmulatorState now = state_.emulator;
+    Frames& step = log.steps[log.last];
+    state_.emulator = step.before;
+    step.repeats = step.played;
+    for (PlannedFrame next; step.repeated < step.repeats && next_frame(step, next); ++step.repeated)
+      emulator_.play(next.action, next.strength, next.draw);
+    state_.emulator = now;
+    log.drawn = true;
   }
 
   // --- the parts of a step, in order ---
@@ -380,7 +422,11 @@ class Environment {
 
   HR_HD void play(Frames& frames) {
     PlannedFrame next;
-    while (next_frame(frames, next)) frame_played(frames, next, emulator_.play(next.action, next.strength, next.draw));
+    while (next_frame(frames, next)) {
+      frame_played(frames, next, emulator_.play(next.action, next.strength, next.draw));
+      // The frames are about to be repeated, over what the step before drew.
+      if (frames.repeats > 0 && emulator_.screens != memory_.screens) draw_again();
+    }
   }
 
   HR_HD Picture push(PictureSource source, const uint8_t* a, const uint8_t* b) {

@@ -54,16 +54,17 @@ class ScratchMemory {
       : sums_(static_cast<size_t>(kMaxScreenRows) * observer.resize.stride), row_(kMaxScreenRows),
         lines_(static_cast<size_t>(kMaxScreenRows) * kScreenWidth + AreaResize::kPadding),
         plane_(static_cast<size_t>(observer.height) * observer.width),
-        interrupted_screen_(static_cast<size_t>(kMaxScreenRows) * kScreenWidth) {}
+        interrupted_screen_(static_cast<size_t>(kMaxScreenRows) * kScreenWidth),
+        screens_(2 * interrupted_screen_.size()) {}
 
   StepScratch get() {
-    return {{{sums_.data(), row_.data()}, lines_.data(), plane_.data()}, interrupted_screen_.data()};
+    return {{{sums_.data(), row_.data()}, lines_.data(), plane_.data()}, interrupted_screen_.data(), screens_.data()};
   }
 
  private:
   std::vector<float> sums_;
   std::vector<const float*> row_;
-  std::vector<uint8_t> lines_, plane_, interrupted_screen_;
+  std::vector<uint8_t> lines_, plane_, interrupted_screen_, screens_;
 };
 
 class HostEnvironment {
@@ -76,7 +77,7 @@ class HostEnvironment {
         pooled_source_(static_cast<size_t>(kind_->observer().pooled_lines())) {
     if (setup().options.same_step_autoreset) final_.resize(kind_->observation_bytes());
     memory_ = {screens_.data(), images_.data(), final_.data(), {pooled_pixels_.data(), pooled_source_.data()},
-               &noop_generator_, noise_.get()};
+               &noop_generator_, noise_.get(), &log_};
     const StepScratch working = scratch.get();
     core(working).load(seed);
   }
@@ -102,7 +103,11 @@ class HostEnvironment {
   StepResult counters() const { return counters_of(setup(), state_); }
 
   // rows x 160 TIA colours of the newest frame.
-  const uint8_t* screen() { return front_buffer(state_.emulator.console, kind_->game->data.cartridge, screens_.data()); }
+  const uint8_t* screen() {
+    core({}).draw_again();
+    log_.looked_at = true;
+    return front_buffer(state_.emulator.console, kind_->game->data.cartridge, screens_.data());
+  }
 
   const Game& game() const { return *kind_->game; }
 
@@ -114,6 +119,7 @@ class HostEnvironment {
 
   template <class Archive>
   void archive(Archive& archive) {
+    core({}).draw_again();
     archive(state_);
     archive.bytes(screens_.data(), screens_.size());
     noise_.archive(archive);
@@ -135,6 +141,7 @@ class HostEnvironment {
 
   std::shared_ptr<const EnvironmentKind> kind_;
   EnvironmentState state_{};
+  StepLog log_{};
   Mt19937 noop_generator_;
   NoiseMemory noise_;
   std::vector<uint8_t> screens_, images_, final_, pooled_pixels_;
