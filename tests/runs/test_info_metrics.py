@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import headrace
 from headrace.cli import main
+from headrace.cli.flags import parse_config
 from headrace.envs.core import registry
 
 
@@ -120,10 +122,28 @@ def test_every_agent_of_a_match_has_its_own(tmp_path: Path) -> None:
     assert result.infos["right"] == pytest.approx(result.mean)
 
 
-def test_a_key_that_is_not_there_is_named(tmp_path: Path) -> None:
+NOT_THERE = r"envs.info_metrics rigth: the info of an episode's last step has none, only \['.*right', 'won'\]"
+
+
+@pytest.mark.parametrize("env", ["walk", "walks-next_step", "walks-same_step"])
+def test_a_key_that_is_not_there_is_named(tmp_path: Path, env: str) -> None:
     own = settings(tmp_path / "run", "serial") | {"envs.info_metrics": ("rigth",)}
-    with pytest.raises(headrace.envs.EnvironmentFault, match=r"envs.info_metrics rigth: .* only \['right', 'won'\]"):
-        headrace.train(headrace.make_config("test/walk", "appo", **own))
+    with pytest.raises(headrace.envs.EnvironmentFault, match=NOT_THERE):
+        headrace.train(headrace.make_config(f"test/{env}", "appo", **own))
+
+
+class Wordy(Walk):
+    def step(self, action: Any) -> Any:
+        *stepped, info = super().step(action)
+        return *stepped, info and info | {"right": "many"}
+
+
+def test_a_key_of_something_else_than_a_number_is_named(tmp_path: Path) -> None:
+    headrace.envs.register("test/wordy")(lambda: Wordy())
+    registry.register_vector("test/wordies")(lambda options, num_envs: SyncVectorEnv([Wordy] * num_envs))
+    for env, shown in (("wordy", "'many'"), ("wordies", "array")):
+        with pytest.raises(headrace.envs.EnvironmentFault, match=f"envs.info_metrics right: .* has {shown}.* is no number"):
+            headrace.train(headrace.make_config(f"test/{env}", "appo", **settings(tmp_path / env, "serial")))
 
 
 class Sometimes(Walk):
@@ -180,3 +200,19 @@ def test_they_are_there_where_processes_sample(tmp_path: Path, algorithm: str, c
     assert main(["eval", str(folder), "--episodes", "4", "--json", "--import", str(tmp_path / "world.py")]) == 0
     evaluated = json.loads(capsys.readouterr().out)
     assert evaluated["infos"]["right"] == pytest.approx(evaluated["mean"])
+
+
+@pytest.mark.process
+def test_a_key_that_is_not_there_ends_the_run_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "world.py").write_text(WORLD.format(folder=str(Path(__file__).parent)))
+    flags = ["--info-metrics", "rigth", "--import", str(tmp_path / "world.py"), "--run.folder", str(tmp_path / "run")]
+    assert main(["train", "--env", "file/walk", "--placement", "inline", "--no-dashboard", *flags]) == 1
+    told = "".join(capsys.readouterr())
+    assert re.search(NOT_THERE, told)
+    assert "a new one starts" not in told
+    assert "Traceback" not in told
+
+
+def test_none_is_no_key() -> None:
+    for flags in (["--info-metrics", "None"], ["--envs.info-metrics=None"], ["--info-metrics"]):
+        assert parse_config(["gym/CartPole-v1", *flags]).envs.info_metrics == ()

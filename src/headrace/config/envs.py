@@ -66,7 +66,7 @@ class EnvConfig:
     """Further keyword arguments of the environment's constructor, as one JSON object."""
     info_metrics: tuple[str, ...] = ()
     """Keys of numbers in the info of a game's last step, such as a success or a distance. Their means over the games that ended
-    are the metrics `episode/KEY`."""
+    are the metrics `episode/KEY`. None, or no keys: no such metrics."""
     task_share: Literal["compute", "samples"] = "compute"
     """What several tasks (`--env atari/pong,atari/boxing`) share equally. `compute`: every task has the same number of rollout
     workers, which step it as fast as they can. `samples`: every group has the same number of environments of each task, so all
@@ -93,6 +93,10 @@ class EnvConfig:
     remote_compression: bool = False
     """Compress messages to environment servers (gzip). What a server sends is compressed if `headrace serve-envs` has
     `--compression`."""
+
+    def __post_init__(self) -> None:
+        if self.info_metrics == ("None",):  # as the command line gives it
+            self.info_metrics = ()
 
 
 def tasks_of(env: str) -> tuple[str, ...]:

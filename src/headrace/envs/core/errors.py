@@ -55,8 +55,8 @@ class EnvironmentFault(UserError, RuntimeError):
 
     @property
     def repeats(self) -> bool:
-        """Whether every other process would meet it too: the environment has another interface."""
-        return OLD_GYM in str(self)
+        """Whether every other process would meet it too: the environment has another interface, or a setting does not fit it."""
+        return OLD_GYM in str(self) or f"{ConfigError.__name__}: " in str(self)
 
     @property
     def frames(self) -> str:

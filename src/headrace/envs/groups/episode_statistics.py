@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.config.errors import ConfigError
 from headrace.envs.core.contract import OBJECTIVE, Array, StepRow, on_host
 
 LIFE_LOST = "life_lost"  # info key: this step ended a training episode but not the game
@@ -25,13 +26,18 @@ PLAYED_STEPS, PLAYED_RETURN = "played_steps", "played_return"
 OUTCOME = "outcome"  # info key: the number by which the agents of a match are compared when it ends. NaN: the match was aborted.
 
 
-def numbers_of(info: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
-    """What is under these names in the info, or infos by key, of a game's last step. Raises `KeyError` for one that is not."""
+def numbers_of(info: Mapping[str, Any], names: Sequence[str], shape: tuple[int, ...] = ()) -> list[Array]:
+    """The numbers, of this shape, under these names in the info, or infos by key, of a game's last step. Raises `ConfigError` for
+    a name that is not there, or is not that of numbers."""
+    numbers: list[Array] = []
     for name in names:
-        if name not in info:
+        try:
+            numbers.append(np.asarray(info[name], np.float32).reshape(shape))
+        except (KeyError, TypeError, ValueError):
             setting = "pbt.objective" if name == OBJECTIVE else "envs.info_metrics"
-            raise KeyError(f"{setting} {name}: the info of the last step has none, only {sorted(info)}")
-    return [info[name] for name in names]
+            what = f"{info[name]!r:.60}, which is no number" if name in info else f"none, only {sorted(map(str, info))}"
+            raise ConfigError(f"{setting} {name}: the info of an episode's last step has {what}") from None
+    return numbers
 
 
 class EpisodeStatistics:

@@ -74,8 +74,8 @@ class VectorGroup(OneAgentGroup):
             ended = now.terminated | now.truncated
             over = ended & ~infos[LIFE_LOST] if LIFE_LOST in infos else ended
             if now.episode_info is not None and over.any():
-                for j, numbers in enumerate(numbers_of(infos.get("final_info", infos), self.spec.info_metrics)):
-                    now.episode_info[over, j] = np.asarray(numbers)[over]
+                last = numbers_of(infos.get("final_info", infos), self.spec.info_metrics, over.shape)
+                now.episode_info[over] = np.stack(last, -1)[over]
         except faults() as error:
             raise self._group_fault("step", error) from error
         after.first[:] = self._ended if next_step else ended
