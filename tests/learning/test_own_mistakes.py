@@ -117,6 +117,21 @@ def test_errors_in_a_network_have_its_lines(tmp_path: Path) -> None:
     assert "x @ torch.zeros(7, 16)" in frames
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x: x.reshape(2, 16), "failed when it was called with ({'obs': float32 [1, 4]}): RuntimeError: "),
+        (lambda x: x.squeeze(), "returned float32 [16] for 1 observation; expected float32 [1, 16]: "),
+        (lambda x: x / (len(x) - 1), "returned NaN or infinite numbers in float32 [1, 16], for every observation"),
+        (lambda x: x.reshape(2, -1), "returned float32 [2, 8] for 1 observation; expected float32 [1, 16]: "),
+    ],
+)
+def test_a_network_for_some_sizes_of_batches(tmp_path: Path, change: Any, words: str) -> None:
+    register_network("net")(lambda observation, config: Encoder(change))
+    assert refused(tmp_path, **{"policy.encoder": "net"}).startswith(f"Encoder.forward (policy.encoder net) {words}")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_function_makes_no_network(tmp_path: Path) -> None:
     @register_network("few")
     def few(observation: Any) -> Any: ...
