@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -67,15 +67,16 @@ def make_config(
     given = {"env", *settings} | ({"imports"} if imports else set())
     import_files(imports)
     base = Config(env=env, imports=imports)
-    if settings.get("envs.remote") and len(base.tasks) == 1:
-        of_env, observed = _defaults_of_server(env, configs.override(base, **_group(settings, "envs.remote")))
-    else:
-        check_id(env)
-        base.env = env = with_absolute_path(env)
-        of_env = dict(defaults(env))
-        observed = observes(env) or _seen(configs.override(base, **_group({**of_env, **settings}, "envs.")))
-    algorithm = settings.get("learning.algorithm") or of_env.get("learning.algorithm") or base.learning.algorithm
-    declared = declaration(algorithm)
+    with _imports_of_run(base, settings):
+        if settings.get("envs.remote") and len(base.tasks) == 1:
+            of_env, observed = _defaults_of_server(env, configs.override(base, **_group(settings, "envs.remote")))
+        else:
+            check_id(env)
+            base.env = env = with_absolute_path(env)
+            of_env = dict(defaults(env))
+            observed = observes(env) or _seen(configs.override(base, **_group({**of_env, **settings}, "envs.")))
+        algorithm = settings.get("learning.algorithm") or of_env.get("learning.algorithm") or base.learning.algorithm
+        declared = declaration(algorithm)
     preset = settings.get("learning.preset") or of_env.get("learning.preset") or base.learning.preset
     of_algorithm = declared.defaults_for(observed, of_env, preset)
     names = {"learning.algorithm": algorithm, "learning.experience": declared.experience}
@@ -109,6 +110,19 @@ def continued(config: Config) -> Config:
     made = configs.override(before, **given)
     compare(before, made, folder, begun)
     return made
+
+
+@contextmanager
+def _imports_of_run(base: Config, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Where something within the context is not known, and the run folder holds a run that imports code which was not given, say
+    that instead."""
+    try:
+        yield
+    except ConfigError:
+        folder = configs.override(base, **_group(settings, "run."), seed=settings.get("seed", base.seed)).run_folder
+        if (folder / "config.json").is_file():
+            check_given(configs.load(folder / "config.json"), base.imports, folder)
+        raise
 
 
 def _seen(config: Config) -> Observes:

@@ -107,17 +107,37 @@ def test_files_that_are_not_given_do_not_run(run, capsys, command):
     assert marker.exists()
 
 
-def test_resuming_wants_them_too(run, capsys):
+def resumed(folder, *flags):
+    return ["train", *TINY, "--run.folder", str(folder), *flags, "--total-steps", "600"]
+
+
+@pytest.mark.parametrize("env", ["my/pole", "gym/CartPole-v1"])  # known with the file, and without it
+def test_resuming_wants_them_too(run, capsys, env):
     folder, file, marker = run
     config = json.loads((folder / "config.json").read_text())
-    config["env"] = "gym/CartPole-v1"  # known without the file
+    config["env"] = env
     (folder / "config.json").write_text(json.dumps(config))
-    arguments = ["train", *TINY, "--run.folder", str(folder), "--env", "gym/CartPole-v1", "--total-steps", "600"]
+    arguments = resumed(folder, "--env", env)
     assert cli.main(arguments) == 2
     assert not marker.exists()
     told = shlex.split(capsys.readouterr().err.strip().splitlines()[-1])
     assert told == ["headrace", *arguments, "--import", str(file)]
     assert cli.main(told[1:]) == 0
+
+
+def test_an_algorithm_of_such_a_file_is_asked_for_by_its_file(run, capsys):
+    folder, file, _ = run
+    arguments = resumed(folder, "--env", "gym/CartPole-v1", "--algorithm", "mine")
+    assert cli.main(arguments) == 2
+    assert capsys.readouterr().err.endswith(shlex.join(["headrace", *arguments, "--import", str(file)]) + "\n")
+    assert cli.main([*arguments, "--import", str(file)]) == 2
+    assert "learning.algorithm 'mine' is unknown" in capsys.readouterr().err
+
+
+def test_what_is_not_known_with_the_files_either_is_named(run, capsys):
+    folder, file, _ = run
+    assert cli.main([*resumed(folder, "--env", "my/pile"), "--import", str(file)]) == 2
+    assert "there is no environment 'my/pile'" in capsys.readouterr().err
 
 
 def test_in_python_they_are_given_or_imported_before(run):
