@@ -368,12 +368,17 @@ def test_an_agent_with_spaces_of_its_own_plays_from_the_file(tmp_path, monkeypat
     assert done.contract["evaluation"]["mean"] == headrace.evaluate(run, 2, number=1, deterministic=True).mean
 
 
-def test_code_of_the_environment_runs_only_if_it_is_named(tmp_path, monkeypatch):
+def test_code_of_the_environment_runs_only_if_it_is_named(tmp_path, monkeypatch, capsys):
     run = trained("odd/cartpole", tmp_path / "run", imports=[WORLDS])
     path = export(run).path
     monkeypatch.setattr("headrace.envs.core.imports.imported", tuple)
     with pytest.raises(ImportsNotGiven, match=r"odd_worlds\.py"):
         headrace.load_policy(path)
+    capsys.readouterr()
+    assert cli.main(["eval", str(path), "--episodes", "2"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"headrace: {path} needs Python code that it names:\n  odd_worlds.py\n")
+    assert said.endswith(f"headrace eval {path} --episodes 2 --import odd_worlds.py\n")
     assert headrace.load_policy(path, imports=[WORLDS]).config.env == "odd/cartpole"
 
 

@@ -183,17 +183,17 @@ class NotCarried(ConfigError):
         )
 
 
-# -- files that a run folder names --------------------------------------------------------------------------------------
+# -- files that a run folder or a policy's file names -------------------------------------------------------------------
 
 
 class ImportsNotGiven(ConfigError):
-    """A run folder names code that the user has not named. `needed`: the files and modules to name."""
+    """What holds a run or a policy names code that the user has not named. `needed`: the files and modules to name."""
 
-    def __init__(self, folder: os.PathLike[str] | str, code: list[str]) -> None:
+    def __init__(self, source: os.PathLike[str] | str, code: list[str]) -> None:
         listed = "\n".join(f"  {name}" for name in code)
         super().__init__(
-            f"the run in {folder} needs Python code that its config.json names:\n{listed}\n"
-            "Code of a run folder runs only if you name it too: give --import with these names, in Python imports=[...]"
+            f"{source} needs Python code that it names:\n{listed}\n"
+            "It runs only if you name it too: give --import with these names, or where the files are now; in Python imports=[...]"
         )
         self.needed = code
 
@@ -213,9 +213,9 @@ def needed_code(config: Config) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*config.imports, *(name for name in named if name not in stems)]))
 
 
-def check_given(config: Config, given: Iterable[os.PathLike[str] | str], folder: os.PathLike[str] | str) -> tuple[str, ...]:
-    """The code to import for the configuration of a run folder: that `given`, or else that which it names, if this process has
-    already imported it.
+def check_given(config: Config, given: Iterable[os.PathLike[str] | str], source: os.PathLike[str] | str) -> tuple[str, ...]:
+    """The code to import for the configuration in a run folder or a file, `source`: that `given`, or else that which it names, if
+    this process has already imported it.
 
     Raises `ImportsNotGiven` if the configuration needs other code. Any given file replaces all files that the configuration
     names, so that a run whose files have moved can be used.
@@ -226,5 +226,5 @@ def check_given(config: Config, given: Iterable[os.PathLike[str] | str], folder:
     unknown = [name for name in config.imports if not files and not _is_here(absolute(name))]
     unknown += [name for name in of_ids if name not in names and name not in sys.modules]
     if unknown:
-        raise ImportsNotGiven(folder, unknown)
+        raise ImportsNotGiven(source, unknown)
     return files or config.imports
