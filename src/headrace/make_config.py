@@ -113,7 +113,7 @@ def continued(config: Config) -> Config:
 
 
 @contextmanager
-def _imports_of_run(base: Config, settings: Mapping[str, Any]) -> Iterator[None]:
+def _imports_of_run(base: Config, settings: dict[str, Any]) -> Iterator[None]:
     """Where something within the context is not known, and the run folder holds a run that imports code which was not given, say
     that instead."""
     try:

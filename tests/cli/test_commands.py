@@ -278,6 +278,10 @@ def test_watch_is_suggested_where_training_could_record_a_video(headrace, tmp_pa
         (["train", *SMALL, "--run.folder", "/proc/nope"], "the run folder /proc/nope cannot be used: No such file"),
         (["train", *SMALL, "--learning.gama", "1"], "--learning.gamma"),
         (["train", *SMALL, "--learning.gamma", "high"], "--learning.gamma"),
+        (["train", *SMALL, "--envs.resize", "64"], "takes 2 numbers, with spaces between them: --envs.resize 64 64\n"),
+        (["train", *SMALL, "--resize=64x48"], "2 numbers, with spaces between them: --envs.resize 64 48\n"),
+        (["train", *SMALL, "--resize", "a", "b"], "2 numbers, with spaces between them: --envs.resize A B\n"),
+        (["train", *SMALL, "--mlp", "64,32", "--seed", "1"], "takes numbers, with spaces between them: --policy.mlp 64 32\n"),
         (["eval", "nowhere"], "nowhere is no run folder"),
         (["eval", "nowhere", "--episodes", "0"], "at least 1"),
         (["eval", "nowhere", "--num-envs", "-1"], "num_envs is -1; it must be at least 1"),
@@ -345,6 +349,20 @@ def test_dashes_underscores_and_short_names():
         assert given_settings(off) == {"envs.grayscale": False}
     kwargs = parse_config(["--env", "gym/CartPole-v1", "--envs.kwargs", '{"a": [1, null]}']).envs.kwargs
     assert kwargs == {"a": [1, None]}
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "value"),
+    [
+        (["--mlp", "8", "1_6"], "policy.mlp", (8, 16)),
+        (["--mlp"], "policy.mlp", ()),
+        (["--q.support", "-1e1", "+.5"], "q.support", (-10.0, 0.5)),
+        (["--resize", "None"], "envs.resize", None),
+        (["--resize", "8", "9"], "envs.resize", (8, 9)),
+    ],
+)
+def test_numbers_of_a_list(flags, name, value):
+    assert given_settings(flags) == {name: value}
 
 
 def test_whole_numbers_may_have_underscores_wherever_other_defaults_depend_on_them():
