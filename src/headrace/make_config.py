@@ -29,6 +29,7 @@ from headrace.envs.core.settings import defaults, without
 from headrace.envs.families.python import id_of
 from headrace.envs.make import describe
 from headrace.learning.algorithm import declaration
+from headrace.policies.errors import made, named
 from headrace.population.pbt import check_pbt
 from headrace.runs.changed_settings import compare, structural
 from headrace.runs.files import occupy_standard_streams
@@ -287,4 +288,6 @@ def _check_policy(config: Config) -> None:
             f"learning.experience {experience}"
         )
     validate(config)
-    declared.check(config)
+    own = declared.check
+    who = named(own, "", "the check of learning.algorithm", declared.name)
+    made(own, who, "(config)", lambda: own(config), lambda nothing: True, "")

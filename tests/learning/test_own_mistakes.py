@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +300,30 @@ def test_errors_in_an_algorithm_have_its_lines(tmp_path: Path, method: str) -> N
     assert "config): RuntimeError: mat1 and mat2" in words
     assert error.value.frames.count("File ") == 1
     assert 'batch["reward"] @ torch.zeros(7, 16)' in (tmp_path / "run" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(("method", "given"), [("after_update", "1"), ("schedule", r"\d+")])
+def test_errors_after_an_update_are_named(tmp_path: Path, method: str, given: str) -> None:
+    def broken(self: Any, model: nn.Module, count: int) -> None:
+        model.nothing.fill_(count)  # type: ignore[operator, union-attr]
+
+    mine("own", PolicyGradient, **{method: broken})
+    words = rf"Mine\.{method} \(learning\.algorithm own\) failed when it was called with \(model, {given}\): AttributeError: "
+    with pytest.raises(AgentFault, match=words) as error:
+        run(tmp_path, "own")
+    assert error.value.frames.count("File ") == 2  # `broken`, and what it called
+
+
+def test_errors_of_a_check_are_named(tmp_path: Path) -> None:
+    def own_check(limit: float, config: Any) -> None:
+        if config.learning.gama > limit:
+            raise ConfigError("learning.gamma is too large")
+
+    for check, name in ((lambda config: own_check(1, config), "<lambda>"), (partial(own_check, 1), "partial")):
+        register_algorithm("own", check=check)(lambda config: PolicyGradient())
+        words = f"{name} (the check of learning.algorithm own) failed when it was called with (config): AttributeError: "
+        assert refused(tmp_path, "own").startswith(words)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:

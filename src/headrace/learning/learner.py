@@ -205,8 +205,10 @@ class Learner:
             progress.global_step -= stale
             progress.stale_steps += stale
             lag = lag[real]
-        self.algorithm.after_update(self.model, progress.updates)
-        self.algorithm.schedule(self.model, progress.global_step)
+        with self.algorithm.naming("after_update", progress.updates, self.config.learning):
+            self.algorithm.after_update(self.model, progress.updates)
+        with self.algorithm.naming("schedule", progress.global_step, self.config.learning):
+            self.algorithm.schedule(self.model, progress.global_step)
         if lag.numel():
             lags = lag.float()
             statistics |= {"lag/mean": lags.mean(), "lag/min": lags.min(), "lag/max": lags.max()}

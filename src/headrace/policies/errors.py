@@ -34,7 +34,7 @@ def is_own(code: Any) -> bool:
 
 def named(code: Any, method: str, setting: str, name: str) -> str:
     """What messages call a method of a class, or with `method` "" a function: with the name that it is registered under."""
-    return f"{code.__name__}{method and '.'}{method} ({setting} {name})"
+    return f"{getattr(code, '__name__', type(code).__name__)}{method and '.'}{method} ({setting} {name})"
 
 
 def shown(value: Any) -> str:
