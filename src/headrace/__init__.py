@@ -11,6 +11,7 @@ built-in Atari games (`gymnasium.make_vec("headrace/Pong-v5", ...)`) are registe
 """
 
 import importlib
+import os
 import sys
 import types
 from typing import Any
@@ -38,6 +39,17 @@ _API = {
     "train": ("headrace.train", "train"),
 }
 __all__ = [*_API]
+
+
+def _end_quietly(kind: type[BaseException], *error: Any) -> None:
+    """The `sys.excepthook` of the command line, whose imports take a second."""
+    if issubclass(kind, KeyboardInterrupt):
+        os._exit(130)
+    sys.__excepthook__(kind, *error)
+
+
+if os.path.basename("".join(sys.argv[:1])) in ("headrace", "-m"):  # as `headrace` and `python -m headrace.cli` begin
+    sys.excepthook = _end_quietly
 
 
 class _Package(types.ModuleType):

@@ -133,6 +133,20 @@ def test_a_program_without_standard_streams_trains(tmp_path):
     assert (tmp_path / "run" / "log.txt").read_text()
 
 
+@pytest.mark.parametrize("imported", ["numpy", "headrace.cli.flags"])
+@pytest.mark.parametrize("command", [["-m", "headrace.cli"], ["headrace"]])
+def test_ctrl_c_while_the_command_imports_is_quiet(tmp_path, command, imported):
+    (tmp_path / "headrace").write_text("from headrace.cli import main\nmain()")
+    command = [sys.executable, "-X", "importtime", *command, "envs"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not process.stderr.readline().endswith(f" {imported}\n"):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (130, "")
+    assert all(line.startswith("import time:") for line in errors.splitlines())
+
+
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_checkpoint_and_no_process(tmp_path):
     command = [sys.executable, "-m", "headrace.cli", "train", *SMALL[:2], "--run.folder", str(tmp_path), "--no-video",
