@@ -1,5 +1,8 @@
 """`gymnasium.make("headrace/<Game>-v5")` against `gymnasium.make("ALE/<Game>-v5")`, and what is registered."""
 
+import copy
+import pickle
+
 import ale_py
 import gymnasium
 import numpy as np
@@ -113,3 +116,59 @@ def test_bad_options_are_refused():
     for action in (6, -1, 2**32 + 1):
         with pytest.raises(ValueError, match=r"is not in 0\.\.5"):
             env.step(action)
+    for action in (1.0, np.float32(1), "1", None, [1]):
+        with pytest.raises(TypeError, match="must be an integer"):
+            env.step(action)
+    mine, other = env.step(np.array(2)), env.step(np.uint8(2))
+    assert mine[-1]["frame_number"] + 4 == other[-1]["frame_number"]
+    with pytest.raises(ValueError, match=r"shape \(\), expected \(3,\)"):
+        gymnasium.make("headrace/Pong-v5", continuous=True).unwrapped.step(2)
+
+
+def test_out_of_turn():
+    env = gymnasium.make("headrace/Pong-v5", render_mode="rgb_array").unwrapped
+    with pytest.raises(gymnasium.error.ResetNeeded, match="reset"):
+        env.step(0)
+    env.reset(seed=0)
+    env.close()
+    env.close()
+    for use in (env.reset, env.render, lambda: env.step(0), lambda: copy.deepcopy(env)):
+        with pytest.raises(gymnasium.error.ClosedEnvironmentError, match="closed"):
+            use()
+
+
+@pytest.mark.parametrize("name", ["Pong", "Skiing"])
+def test_action_meanings(name):
+    for options in ({}, {"full_action_space": True}):
+        ours, theirs = (gymnasium.make(f"{family}/{name}-v5", **options).unwrapped for family in ("headrace", "ALE"))
+        assert ours.get_action_meanings() == theirs.get_action_meanings()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+@pytest.mark.parametrize("options", [{"frameskip": (2, 5)}, {"obs_type": "ram", "max_num_frames_per_episode": 300}])
+def test_a_copy_goes_on_as_the_original_does(copied, options):
+    env = gymnasium.make("headrace/Breakout-v5", repeat_action_probability=0.5, **options)
+    env.reset(seed=3)
+    env.action_space.seed(3)
+    for _ in range(30):
+        env.step(env.action_space.sample())
+    other = copied(env)
+    ends = 0
+    for _ in range(400):
+        action = env.action_space.sample()
+        assert action == other.action_space.sample()
+        mine = env.step(action)
+        assert_same_step(mine, other.step(action))
+        if mine[2] or mine[3]:
+            ends += 1
+            assert_same_step(env.reset(), other.reset())
+    assert ends
+    frames = other.step(0)[-1]["frame_number"]
+    env.reset(seed=4)
+    assert other.step(0)[-1]["frame_number"] > frames, "the copy has a console of its own"
+
+
+def test_a_state_of_another_console_is_refused():
+    env = gymnasium.make("headrace/Pong-v5").unwrapped
+    with pytest.raises(ValueError, match="another version"):
+        env.__setstate__(env.__getstate__() | {"_native": b"123"})

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import threading
 import time
@@ -412,3 +413,33 @@ def test_num_threads_change_nothing():
         runs.append(np.stack([env.step(rng.integers(9, size=7))[0] for _ in range(20)]))
     for run in runs[1:]:
         np.testing.assert_array_equal(run, runs[0])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"num_envs": "2"}, "num_envs is '2', must be int"),
+        ({"num_envs": 2.0}, "num_envs is 2.0, must be int"),
+        ({"batch_size": None}, "batch_size is None, must be int"),
+        ({"num_threads": 1.5}, "num_threads is 1.5, must be int | None"),
+        ({"game": 3}, "game is 3, must be str"),
+        ({"frameskip": (2, 5)}, "frameskip is (2, 5), must be int"),
+        ({"img_height": "84"}, "img_height is '84', must be int | None"),
+        ({"maxpool": "no"}, "maxpool is 'no', must be bool"),
+        ({"grayscale": "no"}, "grayscale is 'no', must be bool"),
+        ({"repeat_action_probability": "0.1"}, "repeat_action_probability is '0.1', must be float"),
+        ({"full_action_space": "some"}, "full_action_space is 'some', must be"),
+        ({"stack_num": True}, "stack_num is True, must be int"),
+        ({"kernels": {}}, "kernels is {}, must be"),
+    ],
+)
+def test_arguments_of_another_type_are_named(wrong, words):
+    with pytest.raises(TypeError, match=re.escape(words)):
+        AtariVector(**({"game": "pong", "num_envs": 2} | wrong))
+
+
+def test_arguments_of_numpys_types_are_taken():
+    env = AtariVector("pong", np.int64(2), num_threads=np.int32(1), frameskip=np.uint8(2), stack_num=np.int64(1))
+    assert env.reset(seed=0)[0].shape == (2, 1, 84, 84)
+    with pytest.raises(ValueError, match="autoreset_mode must be NEXT_STEP or SAME_STEP"):
+        AtariVector("pong", 2, autoreset_mode="sometimes")

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
+import ale_py
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
@@ -17,12 +19,15 @@ from headrace_atari.actions import action_space, discrete_actions
 from headrace_atari.options import require
 from headrace_atari.roms import games, load_game
 
-OBSERVATIONS = ("rgb", "grayscale", "ram")
+OBSERVATIONS = {"rgb": "rgb", "grayscale": "gray", "ram": "ram"}  # by name: the console's function
 
 
 class AtariEnv(gymnasium.Env[np.ndarray, Any]):
     """Observations uint8: `[rows, 160, 3]` (rgb), `[rows, 160]` (grayscale) or `[128]` (ram), of the last frame of a step.
-    Rewards are raw. Infos: `lives`, `frame_number`, `episode_frame_number`, and `seeds` after a seeded reset."""
+    Rewards are raw. Infos: `lives`, `frame_number`, `episode_frame_number`, and `seeds` after a seeded reset.
+
+    `copy.deepcopy` and `pickle` copy it with its game, which goes on alike in the copy. After `close` every method raises
+    `gymnasium.error.ClosedEnvironmentError`."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 60}  # noqa: RUF012
 
@@ -48,7 +53,8 @@ class AtariEnv(gymnasium.Env[np.ndarray, Any]):
             frameskip: Frames per step; (low, high): a random number from low to high - 1 for each step.
             max_num_frames_per_episode: Frames, those of the reset counted, after which an episode is truncated.
         """
-        native_game, facts = load_game(game), games()[game]
+        load_game(game)  # what is wrong with it is said first
+        facts = games()[game]
         least, most = (frameskip, frameskip + 1) if isinstance(frameskip, int) else frameskip
         modes, levels = facts["modes"], facts["difficulties"]
         require(1 <= least < most, f"frameskip is {frameskip}, must be positive, or (low, high) with 0 < low < high")
@@ -61,19 +67,44 @@ class AtariEnv(gymnasium.Env[np.ndarray, Any]):
         self.render_mode = render_mode
         self.metadata = type(self).metadata | {"render_fps": 60 // least}
         self._frames = least, most
-        self._console = native.Emulator(
-            native_game,
-            -1 if mode is None else mode,
-            difficulty or 0,
-            repeat_action_probability,
-            max_frames=max_num_frames_per_episode or 0,
-        )
+        self._game, self._was_reset = game, False
+        self._settings = (
+            -1 if mode is None else mode, difficulty or 0, repeat_action_probability, True, max_num_frames_per_episode or 0,
+        )  # fmt: skip
+        self._native: native.Emulator | None = self._switched_on()
         self._threshold = continuous_action_threshold
         self._actions = facts["legal_actions" if full_action_space else "minimal_actions"]
         self.action_space: gymnasium.Space[Any] = action_space(continuous, len(self._actions))
-        self._observe = {"rgb": self._console.rgb, "grayscale": self._console.gray, "ram": self._console.ram}[obs_type]
+        self._picture = OBSERVATIONS[obs_type]
         self.observation_space = Box(0, 255, self._observe().shape, np.uint8)
         self._seed(None)
+
+    def _switched_on(self) -> native.Emulator:
+        return native.Emulator(load_game(self._game), *self._settings)
+
+    @property
+    def _console(self) -> native.Emulator:
+        if self._native is None:
+            raise gymnasium.error.ClosedEnvironmentError("this AtariEnv was closed")
+        return self._native
+
+    def _observe(self) -> np.ndarray:
+        return getattr(self._console, self._picture)()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_native": self._console.save()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._native = self._switched_on()
+        self._native.restore(state["_native"])
+
+    def close(self) -> None:
+        self._native = None
+
+    def get_action_meanings(self) -> list[str]:
+        """The names of the actions, as ale-py's environment gives them."""
+        return [ale_py.Action(action).name for action in self._actions]
 
     def _seed(self, seed: int | None) -> tuple[int, int]:
         """Seed both generators, of random frame skips and of sticky actions, as ale-py does."""
@@ -87,25 +118,35 @@ class AtariEnv(gymnasium.Env[np.ndarray, Any]):
         super().reset(seed=seed, options=options)
         seeds = None if seed is None else self._seed(seed)
         self._console.reset()
+        self._was_reset = True
         return self._observe(), self._info() | ({} if seeds is None else {"seeds": seeds})
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Repeat an action for the step's frames; after the end of an episode do nothing. Raises `ValueError` for an action
-        outside the action space."""
-        strength = 1.0
-        if isinstance(self.action_space, Box):
-            ids, strengths = discrete_actions(np.asarray(action, np.float32)[None], self._threshold)
-            chosen, strength = int(ids[0]), float(strengths[0])
-        elif 0 <= action < len(self._actions):
-            chosen = self._actions[int(action)]
-        else:
-            raise ValueError(f"action {action} is not in 0..{len(self._actions) - 1}")
+        outside the action space, `TypeError` where it is no integer, and `gymnasium.error.ResetNeeded` before the first reset."""
+        chosen, strength = self._chosen(action)
+        if not self._was_reset:
+            raise gymnasium.error.ResetNeeded("call reset before the first step")
         least, most = self._frames
         frames = least if most == least + 1 else int(self.np_random.integers(least, most))
-        reward = 0.0
+        console, reward = self._console, 0.0
         for _ in range(frames):
-            reward += self._console.act(chosen, strength)
-        return self._observe(), reward, self._console.game_over, self._console.truncated, self._info()
+            reward += console.act(chosen, strength)
+        return self._observe(), reward, console.game_over, console.truncated, self._info()
+
+    def _chosen(self, action: Any) -> tuple[int, float]:
+        """The console's action, 0 to 17, and its strength."""
+        if isinstance(self.action_space, Box):
+            given = np.asarray(action, np.float32)
+            require(given.shape == (3,), f"the action has shape {given.shape}, expected (3,)")
+            ids, strengths = discrete_actions(given[None], self._threshold)
+            return int(ids[0]), float(strengths[0])
+        try:
+            index = operator.index(action)
+        except TypeError:
+            raise TypeError(f"the action is {action!r:.60}, must be an integer") from None
+        require(0 <= index < len(self._actions), f"action {index} is not in 0..{len(self._actions) - 1}")
+        return self._actions[index], 1.0
 
     def _info(self) -> dict[str, Any]:
         console = self._console

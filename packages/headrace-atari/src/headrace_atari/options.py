@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from gymnasium.spaces import Box
@@ -33,10 +34,32 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+_KINDS: dict[Any, Any] = {int: (int, np.integer), float: (int, float, np.number)}
+"""By annotation, the types that an argument may have. A bool is no number."""
+
+
+def require_types(code: Any, **values: Any) -> None:
+    """Raise `TypeError`, with the name, for a value of another type than the annotation in this class or function says."""
+    hints = get_type_hints(code)
+    for name, value in values.items():
+        hint = getattr(hints[name], "type", hints[name])  # of an InitVar, that of what it holds
+        if not _fits(value, hint):
+            raise TypeError(f"{name} is {value!r:.60}, must be {hint.__name__ if isinstance(hint, type) else hint}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if isinstance(hint, UnionType) or get_origin(hint) is Union:
+        return any(_fits(value, option) for option in get_args(hint))
+    return isinstance(value, _KINDS.get(hint, get_origin(hint) or hint)) and (hint is bool or not isinstance(value, bool))
+
+
 @dataclass(kw_only=True)
 class AtariOptions:
     """The keyword arguments of `AtariVector` that change an environment's behaviour: names and defaults of
-    `ale_py.AtariVectorEnv`, and some more. Raises `ValueError` for an option out of its range; the message says which."""
+    `ale_py.AtariVectorEnv`, and some more. Raises `ValueError` for an option out of its range, `TypeError` for one of another
+    type; the message says which."""
 
     max_num_frames_per_episode: int = 108_000
     """Frames, resets not counted, after which an episode is truncated."""
@@ -86,7 +109,11 @@ class AtariOptions:
     per console instead of 2.5 KB."""
 
     def __post_init__(self, grayscale: bool) -> None:
+        require_types(AtariOptions, grayscale=grayscale, **vars(self))
         self.obs_type = self.obs_type or ("gray" if grayscale else "rgb")
+        modes = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
+        known = self.autoreset_mode in {*modes, *(mode.value for mode in modes)}
+        require(known, "autoreset_mode must be NEXT_STEP or SAME_STEP")
         self.autoreset_mode = AutoresetMode(self.autoreset_mode)
         low, high = self.noop_min, self.noop_max
         require(1 <= self.frameskip <= 255, f"frameskip is {self.frameskip}, must be in 1..255")
@@ -97,7 +124,6 @@ class AtariOptions:
         require(0 <= self.repeat_action_probability < 1, "repeat_action_probability must be in [0, 1)")
         require(self.obs_type in OBSERVATIONS, f"obs_type is {self.obs_type!r}, must be one of {', '.join(OBSERVATIONS)}")
         require(self.sticky_stream in ("ale", "counter"), f"sticky_stream is {self.sticky_stream!r}, must be ale or counter")
-        require(self.autoreset_mode != AutoresetMode.DISABLED, "autoreset_mode must be NEXT_STEP or SAME_STEP")
         require(0 <= self.difficulty <= 3, f"difficulty is {self.difficulty}, must be in 0..3")
         require(self.img_width is None or 1 <= self.img_width <= WIDTH, f"img_width must be in 1..{WIDTH}")
 

@@ -22,7 +22,7 @@ from gymnasium.vector.utils import batch_space
 
 import headrace_atari._native.atari as native
 from headrace_atari.actions import action_space, discrete_actions
-from headrace_atari.options import AtariOptions, KernelOptions, require
+from headrace_atari.options import AtariOptions, KernelOptions, require, require_types
 from headrace_atari.roms import games, load_game
 from headrace_atari.starts import play_at_random
 
@@ -82,6 +82,9 @@ class AtariVector(VectorEnv):
             FileNotFoundError, ImportError: see `rom_path`; ImportError also if a GPU is asked for without cuda-core.
             RuntimeError: if a GPU is asked for and PyTorch can use none.
         """
+        sizes = {"num_envs": num_envs, "batch_size": batch_size, "num_threads": num_threads}
+        others = {"thread_affinity_offset": thread_affinity_offset, "rom_dir": rom_dir, "kernels": kernels}
+        require_types(AtariVector.__init__, game=game, **sizes, **others)
         chosen = AtariOptions(**options)
         names = [game] if isinstance(game, str) else list(game)
         whole = batch_size in (0, num_envs)

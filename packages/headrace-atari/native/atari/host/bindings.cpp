@@ -167,6 +167,18 @@ DeviceBatch::Parts parts_of(const nb::dict& parts) {
 }
 nb::bytes bytes_of(const std::vector<uint8_t>& data) { return nb::bytes(data.data(), data.size()); }
 
+nb::bytes save(HostEmulator& emulator) {
+  Writer writer;
+  emulator.archive(writer);
+  return bytes_of(writer.out);
+}
+
+void restore(HostEmulator& emulator, nb::bytes state) {
+  if (save(emulator).size() != state.size()) throw nb::value_error("the state was saved by another version");
+  Reader reader({static_cast<const uint8_t*>(state.data()), state.size()});
+  emulator.archive(reader);
+}
+
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -207,6 +219,8 @@ NB_MODULE(atari, m) {
            "uint8 [rows, 160].")
       .def("ram", [](HostEmulator& e) { return copy(e.ram(), {128}); }, "uint8 [128]: addresses $80..$FF.")
       .def("set_ram", &set_ram, "address"_a, "value"_a)
+      .def("save", &save)
+      .def("restore", &restore, "state"_a, "What `save` returned, of a console that was made with the same arguments.")
       .def("screen",
            [](HostEmulator& e) {
              return copy(e.screen(), {static_cast<size_t>(e.game().data.cartridge.rows), kScreenWidth});

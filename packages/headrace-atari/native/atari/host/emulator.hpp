@@ -65,6 +65,13 @@ class HostEmulator {
   uint8_t* ram() { return state_.console.ram; }  // 128 bytes
   const uint8_t* screen() { return core().screen(); }
 
+  template <class Archive>
+  void archive(Archive& archive) {
+    archive(state_);
+    archive.bytes(screens_.data(), screens_.size());
+    noise_.archive(archive);
+  }
+
  private:
   Emulator<Game> core() { return {game_->data, settings_, *game_, state_, screens_.data(), noise_.get()}; }
 
