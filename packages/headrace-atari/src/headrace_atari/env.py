@@ -8,7 +8,6 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import ale_py
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
@@ -104,6 +103,8 @@ class AtariEnv(gymnasium.Env[np.ndarray, Any]):
 
     def get_action_meanings(self) -> list[str]:
         """The names of the actions, as ale-py's environment gives them."""
+        import ale_py  # which may be missing where there are no games
+
         return [ale_py.Action(action).name for action in self._actions]
 
     def _seed(self, seed: int | None) -> tuple[int, int]:
