@@ -266,7 +266,7 @@ class AtariVector(VectorEnv):
             "frame_number": frame,
             "episode_frame_number": episode_frame,
         }
-        shape = (self.batch_size, *(self.single_observation_space.shape or ()))
+        shape = self.observation_space.shape
         if final is not None:
             infos["final_obs"] = final.reshape(shape)
         whole = self.batch_size == self.num_envs
@@ -377,11 +377,9 @@ class AtariVector(VectorEnv):
             raise ValueError(f"actions must be integers, not {actions.dtype}")
         if actions.shape != (self.batch_size,):
             raise ValueError(f"actions have shape {actions.shape}, expected ({self.batch_size},)")
-        indices = np.ascontiguousarray(actions, np.int32)
-        if not np.can_cast(actions.dtype, np.int32) and (indices != actions).any():
-            row = int(np.flatnonzero(indices != actions)[0])
-            raise ValueError(f"action {actions[row]} in row {row} is not in 0..{len(self.action_set) - 1}")
-        return indices
+        if actions.dtype == np.uint64 and len(rows := np.flatnonzero(actions >= 2**63)):
+            raise ValueError(f"action {actions[rows[0]]} in row {rows[0]} is not in 0..{len(self.action_set) - 1}")
+        return np.ascontiguousarray(actions, np.int64)
 
     def _device_indices(self, actions: Any) -> Any:
         """A tensor of actions, whose values are not checked."""

@@ -17,6 +17,7 @@ inline constexpr int kMaxImageSide = kMaxScreenRows;  // the larger of height an
 struct AreaAxis {
   int32_t in, out, taps;
   int32_t first[kMaxImageSide];  // [out] first contributing source cell
+  int32_t count[kMaxImageSide];  // [out] of them
   // [taps, out]. No output cell has more than in / out + 2 source cells, and none has two if in == out.
   float weights[3 * kMaxImageSide];
 };
@@ -60,6 +61,7 @@ HR_HD inline void make_area_axis(AreaAxis& axis, int in, int out) {
   for (int d = 0; d < out; ++d) {
     const AreaCell cell = make_area_cell(in, out, d);
     axis.first[d] = cell.first;
+    axis.count[d] = cell.taps();
     axis.taps = max_of(axis.taps, cell.taps());
   }
   for (int d = 0; d < out; ++d) {
@@ -103,7 +105,7 @@ struct AreaResize {
     for (int row = 0, d = 0, last_change = -1; row < y.in; ++row) {
       if (changes(row) || before == nullptr) last_change = row;
       scratch.row[row] = nullptr;
-      for (; d < y.out && y.first[d] + taps_of(d) == row + 1; ++d) {
+      for (; d < y.out && y.first[d] + y.count[d] == row + 1; ++d) {
         const size_t at = static_cast<size_t>(d) * x.out;
         if (last_change < y.first[d]) {
           if (before != out) copy_bytes(out + at, before + at, static_cast<size_t>(x.out));
@@ -125,13 +127,6 @@ struct AreaResize {
   }
 
  private:
-  // Source rows of output row d.
-  HR_HD int taps_of(int d) const {
-    int taps = y.taps;
-    while (y.weights[(taps - 1) * y.out + d] == 0.0f) --taps;
-    return taps;
-  }
-
 #ifdef HR_AVX512VBMI
   // `horizontal` where `shuffled`. `Known`: the number of taps, if the compiler is to know it, else 0.
   template <int Known>
@@ -181,7 +176,7 @@ struct AreaResize {
   }
 
   HR_HD void vertical(int d, const Scratch& scratch, uint8_t* out) const {
-    const int taps = taps_of(d), width = x.out;
+    const int taps = y.count[d], width = x.out;
     const float* const* const rows = scratch.row + y.first[d];
 #ifdef HR_AVX512BW
     for (int i = 0; i < width; i += 16) {

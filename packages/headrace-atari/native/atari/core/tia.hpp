@@ -302,16 +302,17 @@ HR_INLINE void move_objects(uint8_t* position, const uint8_t* motion) {
   copy_bytes(position, &positions, 8);
 }
 
-HR_NOINLINE void write_hmove(Console& s, const Frame& frame, int32_t clock) {
+HR_NOINLINE void write_hmove(Console& s, const Frame& frame, int32_t cycle) {
+  const int32_t clock = 3 * cycle;
   note_access(s, clock);
-  const int32_t c = clock_in_line(clock) / 3;
+  const int32_t c = static_cast<int32_t>(static_cast<uint32_t>(cycle) % kLineCycles);
   const bool in_time = c <= 3 || c == kLineCycles - 1;  // the full motion
   const uint8_t moving = HR_LIKELY(in_time) ? s.moving : 0x1F;
   if (frame.pixels || s.changes_at_line_end || (moving & s.solid)) catch_up(s, frame);
   if (frame.cartridge->hmove_blanks && (c <= 20 || c == kLineCycles - 1)) s.hmove_blank_clock = end_of_hmove_blank(frame, clock);
   s.hmove_clock = clock;
   if (HR_LIKELY(in_time)) {
-    move_objects(s.position, s.motion);
+    if (moving) move_objects(s.position, s.motion);
   } else {
     uint8_t motion[8];
     for (int object = 0; object < 8; ++object) motion[object] = hmove_motion(s.motion[object], c) + 8;
@@ -395,7 +396,7 @@ HR_INLINE void write_in_time(Console& s, const Frame& frame, int reg, uint8_t va
     case 0x27: return write_vdel(s, frame, kBall, value & 1, clock);
     case 0x28: return write_resmp(s, frame, 0, value & 2, clock);
     case 0x29: return write_resmp(s, frame, 1, value & 2, clock);
-    case 0x2A: return write_hmove(s, frame, clock);
+    case 0x2A: return write_hmove(s, frame, cycle);
     case 0x2B:
       note_access(s, clock);
       return clear_motion(s);

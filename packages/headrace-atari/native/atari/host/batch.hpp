@@ -14,13 +14,13 @@ namespace headrace::atari {
 // One row per result.
 struct Batch {
   Batch(int size, size_t observation_bytes, bool with_finals)
-      : observations(size * observation_bytes), finals(with_finals ? size * observation_bytes : 0), rewards(size),
-        env_ids(size), lives(size), frame_numbers(size), episode_frame_numbers(size), terminated(size),
-        truncated(size) {}
+      : size(static_cast<size_t>(size)), observations(size * observation_bytes), finals(with_finals ? size * observation_bytes : 0),
+        numbers(5 * this->size), ends(2 * this->size) {}
 
+  const size_t size;
   std::vector<uint8_t> observations, finals;
-  std::vector<int32_t> rewards, env_ids, lives, frame_numbers, episode_frame_numbers;
-  std::vector<uint8_t> terminated, truncated;  // 0 or 1
+  std::vector<int32_t> numbers;  // [5, size]: rewards, environments, lives, frame numbers, episode frame numbers
+  std::vector<uint8_t> ends;     // [2, size]: terminated, truncated; 0 or 1
   std::atomic<bool> any_final{false};
   // Guarded by the mutex of the vector that fills the batch:
   int missing = 0;           // rows still to be written

@@ -83,7 +83,7 @@ class Vector {
   // then, smaller ones have them too. Throws std::invalid_argument for an action outside its
   // environment's set, and std::logic_error if nothing was received; then nothing was started. `waits`: `recv` follows at once, and
   // its thread steps in the place of one of the pool's, which then need not be woken.
-  void send(const int32_t* actions, const float* strengths, const std::vector<uint8_t*>& targets, bool waits) {
+  void send(const int64_t* actions, const float* strengths, const std::vector<uint8_t*>& targets, bool waits) {
     if (received_.empty())
       throw std::logic_error("call reset before the first step; with send and recv, each send follows a reset or a recv");
     std::vector<Job> jobs;
@@ -92,7 +92,7 @@ class Vector {
       if (actions[i] < 0 || actions[i] >= num_actions(env))
         throw std::invalid_argument("action " + std::to_string(actions[i]) + " of environment " + std::to_string(env) +
                                     " is not in 0.." + std::to_string(num_actions(env) - 1));
-      jobs.push_back({env, actions[i], strengths[i], kStep, targets.empty() ? nullptr : targets[env]});
+      jobs.push_back({env, static_cast<int>(actions[i]), strengths[i], kStep, targets.empty() ? nullptr : targets[env]});
     }
     start(jobs, targets, waits && whole() && !bound_);
   }
@@ -121,7 +121,8 @@ class Vector {
     std::shared_ptr<Batch> batch = std::move(complete_.front());
     complete_.pop_front();
     outstanding_ -= batch_size_;
-    received_ = batch->env_ids;
+    const int32_t* const envs = batch->numbers.data() + batch->size;
+    received_.assign(envs, envs + batch->size);
     if (batch->error) std::rethrow_exception(batch->error);
     return batch;
   }
@@ -278,13 +279,10 @@ class Vector {
                   batch.finals.data() + row * observation_bytes_);
       batch.any_final = true;
     }
-    batch.rewards[row] = result.reward;
-    batch.env_ids[row] = env;
-    batch.lives[row] = result.lives;
-    batch.frame_numbers[row] = result.frame_number;
-    batch.episode_frame_numbers[row] = result.episode_frame_number;
-    batch.terminated[row] = result.terminated;
-    batch.truncated[row] = result.truncated;
+    const int32_t numbers[] = {result.reward, env, result.lives, result.frame_number, result.episode_frame_number};
+    for (size_t i = 0; i < std::size(numbers); ++i) batch.numbers[i * batch.size + row] = numbers[i];
+    batch.ends[row] = result.terminated;
+    batch.ends[batch.size + row] = result.truncated;
   }
 
   const StepOptions options_;
