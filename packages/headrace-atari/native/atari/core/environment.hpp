@@ -171,8 +171,8 @@ struct Frames {
   int32_t repeated, repeats;  // frames repeated, of those to repeat
 };
 
-// Hardly any step needs what the step before drew, so those of all environments of a thread draw into the same screens, which
-// stay in its cache. What is needed in spite of that is drawn again from here. Plain data.
+// The last two steps of an environment, to draw the last one again. A step rarely needs what the step before drew, so the
+// environments of a thread draw into the same two screens, which stay in its cache. Plain data.
 struct StepLog {
   Frames steps[2];
   int32_t last;    // index of the last step
