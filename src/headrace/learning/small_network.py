@@ -43,6 +43,7 @@ class SmallNetwork:
         self.policy = policy
         self._discrete = all(isinstance(part, Categorical) for part in policy.spec.action.parts)
         self._layout = layout(policy.spec.action, torch.device("cpu"))  # whose tensors the native function reads
+        self._width = policy.spec.action.width
         self._layers = _layers(policy) or _heads(policy)
         self._parameters = [] if self._layers is None else self._layers.parameters(policy)
         self._own: list[Tensor] = []
@@ -67,14 +68,15 @@ class SmallNetwork:
         assert self._layers is not None
         if self._layers.actor:
             (name,) = self.policy.trunk.observed
-            x = obs[name].flatten(1)
+            x = obs[name]
         else:
             x, core = self.policy.features(obs, core, first)
-        x, spec, head = x.float().contiguous(), self.policy.spec.action, self.policy.action_head
-        n, width = len(x), len(cast(Tensor, head.linear.bias))
-        noise = torch.empty(n, width)
+        if not (x.dtype is torch.float32 and x.dim() == 2 and x.is_contiguous()):  # for few samples quicker than the operations
+            x = x.flatten(1).float().contiguous()
+        n = x.shape[0]
+        noise = torch.empty(n, self._layers.heads[0].out_features)
         noise = noise.uniform_(generator=generator) if self._discrete else noise.normal_(generator=generator)
-        action = torch.empty(n, spec.width, dtype=torch.int32 if self._discrete else torch.float32)
+        action = torch.empty(n, self._width, dtype=torch.int32 if self._discrete else torch.float32)
         log_prob, value = torch.empty(n), torch.empty(n)
         native.act(
             self._located(), self._surroundings(), n, x.data_ptr(), noise.data_ptr(),
@@ -172,7 +174,7 @@ class SmallNetwork:
     def _located(self) -> native.Policy:
         """Where parameters are now, and their gradients where there are any."""
         assert self._layers is not None
-        addresses = [address for p in self._parameters for address in _addresses(p, p.grad)]
+        addresses = [0 if x is None else x.data_ptr() for p in self._parameters for x in (p, p.grad)]
         found = self._found  # read and set once each: a sampler may be another thread
         if found is None or found[0] != addresses:
             choices = [part.n for part in self.policy.spec.action.parts if isinstance(part, Categorical)]

@@ -92,6 +92,7 @@ class Actor:
             if name == "first" or name.startswith("obs/")
         }
         self._cores, self._next_cores = requests.cores[policy], requests.next_cores[policy]
+        self._recurrent = self._cores.shape[-1] > 0
         several = memory.standings is None  # in matches, lanes change their policy
         self._envs = environment_numbers(requests.policy if several else np.zeros(requests.L, int), requests.C)
 
@@ -135,16 +136,15 @@ class Actor:
         if self._on_device is not None:
             self._on_device.mark(slots, rows, stamp)  # `fetch` has waited for the device
         self.clock.spent("forward", perf_counter())
-        cores = out.pop("core").reshape(n, C, -1)
+        if self._recurrent:
+            start = rows == 0  # the slot's core state is the one before its first row
+            arrays["core"][slots[start]] = self._cores[lanes[start]]
+            self._next_cores[lanes] = out.pop("core").reshape(n, C, -1)  # become `cores` when the rollout worker takes the action
         for name, value in out.items():
             arrays[name][slots, rows] = value.reshape(n, C, *value.shape[1:])
         arrays["version"][slots, rows] = self.version
         if self._tells_behind:
             arrays["behind"][slots, rows] = self._weight_store.version - self.version
-        if self._cores.shape[-1]:
-            start = rows == 0  # the slot's core state is the one before its first row
-            arrays["core"][slots[start]] = self._cores[lanes[start]]
-            self._next_cores[lanes] = cores  # become `cores` when the rollout worker takes the action
         self.clock.count(n * C)
         self.clock.spent("scatter", perf_counter())
 
@@ -152,4 +152,4 @@ class Actor:
         """From one batch of observations to the fields of the trajectory store."""
         obs = {name.removeprefix("obs/"): tensor for name, tensor in batch.items() if name.startswith("obs/")}
         fields, core = self._act(self.model, obs, batch["core"], batch["first"], batch["envs"], self.generator)
-        return self._staging.pack({**fields, "core": core})
+        return self._staging.pack({**fields, "core": core} if self._recurrent else fields)

@@ -83,7 +83,9 @@ def batch_decoder(space: spaces.Space[Any]) -> Callable[[np.ndarray], Any]:
     """A function from action rows [E, A] to the batch that a `gymnasium.vector.VectorEnv` with this single action space takes."""
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         shape, start, kind = space.shape or (), np.asarray(space.start, np.int64), space.dtype
-        return lambda rows: (rows.reshape(-1, *shape).astype(np.int64) + start).astype(kind)
+        if start.any():
+            return lambda rows: (rows.reshape(-1, *shape).astype(np.int64) + start).astype(kind)
+        return lambda rows: rows.reshape(-1, *shape).astype(kind)
     if isinstance(space, spaces.MultiBinary):
         shape, kind = space.shape, space.dtype
         return lambda rows: rows.reshape(-1, *shape).astype(kind)

@@ -28,7 +28,7 @@ Fault: TypeAlias = Callable[[int, str], EnvironmentFault]
 def find_unusable(values: np.ndarray) -> tuple[int, ...] | None:
     """The index of the first number that is not finite or larger than `LARGEST`; None if there is none."""
     flat = values.reshape(-1)
-    if flat.dtype == np.float16:  # its squares overflow at once
+    if flat.itemsize == 2:  # float16, whose squares overflow at once
         flat = flat.astype(np.float32)
     with np.errstate(all="ignore"):
         if flat.dot(flat) < LARGEST**2:  # one pass, cheaper than comparing every number
@@ -121,7 +121,8 @@ def parts_of(result: Any, names: str) -> Any:
 def check_shapes(num_envs: int, **results: Any) -> None:
     """Raise `ValueError`, naming the result of a step of several environments, unless there is one number for each."""
     for name, values in results.items():
-        if (shape := tuple(np.shape(values))) != (num_envs,):
+        shape = values.shape if type(values) is np.ndarray else tuple(np.shape(values))
+        if shape != (num_envs,):
             raise ValueError(f"{name} has shape {shape}; one number for each environment is {(num_envs,)}")
 
 

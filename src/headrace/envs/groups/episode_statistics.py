@@ -61,6 +61,10 @@ class EpisodeStatistics:
         where the step was only a reset."""
         self.returns += raw
         self.lengths += counted
+        if self._library is np and not over.any():  # as in most steps; a device would have to be waited for
+            now.episode_return.fill(math.nan)
+            now.episode_length.fill(0)
+            return
         now.episode_return[:] = self._library.where(over, self.returns, math.nan)
         now.episode_length[:] = self.lengths * over
         self.returns *= ~over
