@@ -26,10 +26,11 @@ from headrace.envs.make import describe, make_env, make_group
 from headrace.envs.vizdoom import game
 from headrace.envs.vizdoom.actions import FULL_BUTTONS, combine, heads_for
 from headrace.envs.vizdoom.env import VizdoomEnv
-from headrace.envs.vizdoom.family import ids
+from headrace.envs.vizdoom.family import defaults, ids
 from headrace.envs.vizdoom.game import EngineFailed, free_port
 from headrace.envs.vizdoom.match import Match
 from headrace.envs.vizdoom.player import SCALES, Player, Settings
+from headrace.envs.vizdoom.shaping import PRESETS
 from headrace.processes import orphaned_programs
 from headrace.processes.leftovers import sweep
 
@@ -302,10 +303,38 @@ def test_a_users_own_scenario(tmp_path: Path) -> None:
         assert now.truncated[0] == (step == 10)
     assert now.episode_return[0] == 3 * 40
     group.close()
-    with pytest.raises(UnknownEnvironment):
+    with pytest.raises(UnknownEnvironment, match="there is no file"):
         describe(f"vizdoom/{tmp_path}/other.cfg", EnvConfig())
     with pytest.raises(ConfigError, match="JUMPP"):
         describe(name, EnvConfig(kwargs={"buttons": ["JUMPP"]}))
+
+
+def test_mistakes_in_a_users_own_scenario(tmp_path: Path) -> None:
+    """They are told before a run starts, in one sentence."""
+    mine = tmp_path / "mine.cfg"
+    mine.write_text("doom_scenario_path = lost.wad\navailable_buttons = { ATTACK }\n")
+    with pytest.raises(ConfigError, match="there is no such file"):
+        describe(f"vizdoom/{mine}", EnvConfig())
+    shutil.copy(Path(vizdoom.scenarios_path) / "basic.wad", tmp_path / "lost.wad")
+    describe(f"vizdoom/{mine}", EnvConfig())
+    mine.write_text("doom_scenario_path = lost.wad\navailable_buttons = { ATTACC }\n")
+    with pytest.raises(ConfigError, match="available_buttons"):
+        describe(f"vizdoom/{mine}", EnvConfig())
+
+
+@pytest.mark.parametrize(("kwargs", "frames"), [({}, 0), ({"bots": 1}, 8400), ({"players": 2}, 8400)])
+def test_games_of_several_end_although_the_file_has_no_limit(kwargs: dict[str, int], frames: int, tmp_path: Path) -> None:
+    """In these nothing but a limit ends a match."""
+    shutil.copy(Path(vizdoom.scenarios_path) / "multi_duel.wad", tmp_path)
+    mine = tmp_path / "mine.cfg"
+    mine.write_text("doom_scenario_path = multi_duel.wad\navailable_buttons = { ATTACK }\n")
+    options = EnvConfig(kwargs=kwargs)
+    assert Player(str(mine), options, Settings.of(str(mine), options)).limit == frames
+
+
+@pytest.mark.parametrize(("name", "weights"), [("duel_bots", "bots"), ("multi_duel", "self_play"), ("multi_cig", "self_play")])
+def test_default_rewards_of_bots_and_of_matches(name: str, weights: str) -> None:
+    assert defaults(name)["envs.kwargs"] == {"shaping": PRESETS[weights]}
 
 
 def test_the_working_directory_stays_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

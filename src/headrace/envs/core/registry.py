@@ -244,6 +244,9 @@ def _nearest(env_id: str) -> str:
         return f"it is {game} here"
     if env_id.startswith("python/"):
         return "a class or a function of a module is python/MODULE:NAME"
+    if env_id.endswith(".cfg"):
+        doom, _, path = env_id.partition("vizdoom/")
+        return f"a configuration file of Doom is vizdoom/{env_id}" if doom else f"there is no file {path}"
     own = "your own: give the file that registers it by --import, or name it python/MODULE:NAME"
     by_lower = {known.lower(): known for known in list_ids()}
     # "pong" finds "atari/pong", and of equal names the first family's

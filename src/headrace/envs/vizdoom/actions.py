@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from headrace.config import ConfigError
+
 WEAPONS = tuple(f"SELECT_WEAPON{slot}" for slot in range(1, 8))
 FULL_BUTTONS = (
     *("MOVE_FORWARD", "MOVE_BACKWARD", "MOVE_RIGHT", "MOVE_LEFT", "ATTACK", "SPEED", "USE"),
@@ -67,7 +69,10 @@ def heads_for(buttons: Sequence[str], aim_degrees: float = AIM_DEGREES, aim_choi
             heads.append(_head(name, available, buttons, angles))
     heads += [_head(b.lower(), [b], buttons, angles) for b in used if b not in placed]
     if not heads:
-        raise ValueError(f"no action can be formed of the buttons {list(buttons)}")
+        raise ConfigError(
+            f"no action can be formed of the buttons {list(buttons)}; Doom ignores all available_buttons of a file if it does "
+            "not know one of them"
+        )
     return heads
 
 

@@ -88,7 +88,7 @@ def defaults(name: str) -> dict[str, Any]:
     --learning.learning-rate 1e-4`.
     """
     scale = {"my_way_home": 1.0, "defend_the_center": 1.0, "defend_the_line": 1.0, "predict_position": 1.0, "deathmatch": 1.0}
-    shaped = {"envs.kwargs": {"shaping": PRESETS["bots"]}} if name in BASE else {}
+    shaped = {"envs.kwargs": {"shaping": PRESETS[BASE[name]["shaping"]]}} if name in BASE else {}
     return {
         "envs.reward_scale": 1.0 if name.endswith(".cfg") or name in BASE else scale.get(name, 0.01),
         **shaped,

@@ -46,6 +46,9 @@ def configured(name: str, settings: Mapping[str, Any], *, gray: bool) -> vizdoom
     game.load_config(str(config_path(name).resolve()))
     if settings:
         game.set_config(dict(settings))
+    level = game.get_doom_scenario_path()
+    if level and not Path(level).exists():  # the library says so only when it starts the engine, in a run's workers
+        raise vizdoom.FileDoesNotExistException(f"doom_scenario_path names {level}, and there is no such file")
     game.set_mode(vizdoom.Mode.PLAYER)
     game.set_window_visible(False)
     game.set_sound_enabled(False)

@@ -141,7 +141,8 @@ class Player:
         if settings.variables is not None:
             chosen = FULL_VARIABLES if settings.variables == "full" else settings.variables
             game.set_available_game_variables([getattr(vizdoom.GameVariable, variable) for variable in chosen])
-        self.limit = game.get_episode_timeout()
+        several = settings.players > 1 or settings.bots  # in their games nothing else ends an episode
+        self.limit = game.get_episode_timeout() or (MATCH_FRAMES if several else 0)
         """Frames of an episode; 0: no limit. The owner counts them: the engine gives no picture after the end of an episode."""
         game.set_episode_timeout(0)
         buttons = [button.name for button in game.get_available_buttons()]
