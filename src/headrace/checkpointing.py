@@ -85,7 +85,7 @@ class Checkpointing:
             return []
         state, progress = found.unpack(), self._learner.progress
         self._saved_step, self._saved_updates = progress.global_step, progress.updates
-        messages = [*found.damaged, f"Going on from {found.path.name}: step {progress.global_step:,}"]
+        messages = [*found.damaged, f"Going on from {self._named(found.path)}: step {progress.global_step:,}"]
         with _naming(found.path, " Delete it to go on from the one before."):
             if self._pbt is not None and state["member"] is not None:
                 self._pbt.set_state(state["member"])
@@ -119,6 +119,10 @@ class Checkpointing:
             learner.algorithm.load_state_dict(learner.model, state["learner"])
             learner.progress = progress
             self._log.set_state(state)
+
+    def _named(self, path: Path) -> str:
+        """A checkpoint as messages name it."""
+        return path.name if self._config.population.size == 1 else f"{path.name} of policy {self._policy}"
 
     def _folder_of(self, policy: int) -> Path:
         return self._config.policy_folder(policy) / "checkpoints"
@@ -232,5 +236,4 @@ class Checkpointing:
             text = f"{error}. Training goes on; the next try is in {run.checkpoint_interval:.0f} s."
             return Message("message", text, self._policy)
         self._saved_step, self._saved_updates, self._ended, self._failed = step, learner.progress.updates, ended, False
-        name = path.name if self._config.population.size == 1 else f"{path.name} of policy {self._policy}"
-        return Message("message", f"Checkpoint {name}", self._policy)
+        return Message("message", f"Checkpoint {self._named(path)}", self._policy)

@@ -223,6 +223,15 @@ def test_unknown_names_are_refused() -> None:
         matchmaking.register_matchmaker("league")
 
 
+@pytest.mark.parametrize("matchmaker", ["fixed", "uniform", "self-play"])
+def test_opponents_that_would_never_play_are_refused(matchmaker: str) -> None:
+    given = configs.override(Config(), **{"matches.opponents": ("random",), "matches.matchmaker": matchmaker})
+    with pytest.raises(ConfigError, match=f"opponents never play with .* {matchmaker}"):
+        make_members(given, SPEC)
+    for settings in ({"matches.matchmaker": "league"}, {"matches.matchmaker": "self-play", "matches.opponent_share": 0.1}):
+        assert make_members(configs.override(given, **settings), SPEC) is not None
+
+
 def test_single_agents_have_no_members_and_fixed_matches_have_no_past_versions() -> None:
     assert make_members(Config(), EnvSpec(SPEC.observation, SPEC.action)) is None
     members = make_members(Config(), SPEC)

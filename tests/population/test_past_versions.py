@@ -216,22 +216,41 @@ def test_standings_survive_a_restart(tmp_path: Path) -> None:
     assert (SCORE, GAMES) == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("V", "opponents"), [(3, ("one", "another")), (4, ("one",))], ids=["another opponent", "one opponent less, a larger window"]
-)
-def test_members_whose_numbers_mean_somebody_else_begin_anew(V: int, opponents: tuple[str, ...], tmp_path: Path) -> None:
-    table = standings(V=3, opponents=2)
-    past, learner, _ = past_versions(tmp_path, table, save_steps=10, opponents=("one", "two"))
+DROPPED = "1 past versions of policy 0 are dropped: matches.window leaves no room for them"
+
+
+@pytest.mark.parametrize("V", [2, 3, 5])
+def test_a_run_goes_on_with_other_opponents_and_another_window(V: int, tmp_path: Path) -> None:
+    """Whoever is still there keeps his rating, his games and his weights, whatever his number is now."""
+    table = standings(P=2, V=3, opponents=2)
+    past, learner, placement = past_versions(tmp_path, table, save_steps=10, opponents=("one", "two"))
+    other_policy = PastVersions(placement, 1, Learner())  # type: ignore[arg-type]
     for step in (10, 20, 30):
         learner.learn(step)
         past.after_update()
-        table.add_result(0, 0, 5, 1.0)
+        for member, score in ((1, 0.0), (3, 1.0), (8, 0.5), (9, 1.0)):
+            table.add_result(0, 0, member, score)
     past.after_update()
-    other = standings(V=V, opponents=len(opponents))
-    again, _, _ = past_versions(tmp_path, other, opponents=opponents)
-    assert "begin anew" in again.set_state(past.get_state())[0]
-    assert not other.record().any(), "games against one count as games against the other"
-    assert set(other.rating.tolist()) == {1200.0}
+    other_policy.after_update()
+    assert table.opponents == range(8, 10)
+    after = standings(P=2, V=V, opponents=2)
+    again, _, now = past_versions(tmp_path, after, opponents=("new", "one"))
+    messages = again.set_state(past.get_state())
+    assert messages == ([DROPPED] if V == 2 else [])
+    assert PastVersions(now, 1, Learner()).set_state(other_policy.get_state()) == []  # type: ignore[arg-type]
+    new, one = after.opponents
+    for before, here in ((1, 1), (3, 3), (8, one)):
+        assert after.record()[0, here].tolist() == table.record()[0, before].tolist() != [0, 0]
+        assert after.record()[here, 0].tolist() == table.record()[before, 0].tolist()
+        assert after.recent[0, here].tolist() == table.recent[0, before].tolist()
+        assert after.elo(here) == pytest.approx(table.elo(before))
+    assert after.elo(0) == table.elo(0) != 1200
+    assert after.elo(new) == 1200
+    assert not after.record()[0, new].any()
+    assert [int(after.step[m]) for m in after.versions(0)] == [10, 20, 30][:V]
+    assert [weight_of(now, m) for m in after.versions(0)] == [10.0, 20.0, 30.0][:V]
+    again.after_update()
+    assert after.elo(0) == table.elo(0), "old games moved a rating again"
 
 
 def test_a_learner_that_was_killed_counts_nothing_twice(tmp_path: Path) -> None:

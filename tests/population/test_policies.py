@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,9 @@ def test_a_population_in_the_folder_that_a_run_has_by_default_is_evaluated_and_g
     assert main(["eval", str(run), "--policy", "1", "--episodes", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["lengths"] == [9, 9]
     assert main([*command, "--total-steps", "200"]) == 0
-    assert (run / "log.txt").read_text().count("Going on from") == 2
+    log = (run / "log.txt").read_text()
+    assert log.count("Going on from") == 2
+    assert all(re.search(f"Going on from .* of policy {p}: step", log) for p in (0, 1))
 
 
 def test_a_run_with_one_policy_has_no_other(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_a_population_in_matches_goes_on_bit_for_bit(tmp_path: Path, case: str, 
 
 def test_decisions_that_were_not_written_down_in_time_are_written_later(tmp_path: Path) -> None:
     """The learner had reported them, and saved a checkpoint; the process that writes them was killed before it read them."""
-    config = {**PBT, "matches.matchmaker": "uniform", "pbt.mutation_rate": 1.0}
+    config = {**PBT, "matches.matchmaker": "uniform", "matches.opponents": [], "pbt.mutation_rate": 1.0}
     headrace.train(matches(tmp_path, **config, **{"learning.total_steps": 260}))
     lines = records.read_decisions(tmp_path)
     for p in (0, 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from headrace.cli.options import NumEnvs, PolicyOptions, parse
 from headrace.config.ranges import Count, Range
@@ -55,9 +55,16 @@ def run(arguments: list[str]) -> int:
         one, other, one.config.env, options, asked.matches, num_envs=asked.num_envs, deterministic=asked.deterministic,
         seed=asked.seed,
     )  # fmt: skip
-    show(json.dumps(dataclasses.asdict(results)) if asked.json else f"{asked.run} against {asked.against}: {results}")
+    players = f"{_named(asked.run, one, asked.policy)} against {_named(asked.against, other, asked.against_policy)}"
+    show(json.dumps(dataclasses.asdict(results)) if asked.json else f"{players}: {results}")
     if asked.video is not None:
         record_match(one, other, one.config.env, options, asked.video, deterministic=asked.deterministic, seed=asked.seed)
         if not asked.json:
             show(f"Video: {asked.video}")
     return 0
+
+
+def _named(name: Path | str, player: Any, policy: int) -> str:
+    """A player as the result names it."""
+    config = getattr(player, "config", None)  # a scripted opponent has none
+    return f"policy {policy} of {name}" if config is not None and config.population.size > 1 else str(name)

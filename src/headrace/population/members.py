@@ -50,7 +50,12 @@ def make_members(config: Config, spec: EnvSpec) -> Members | None:
         _check_spaces(config, spec)
     num_past = 0 if matches.matchmaker in ("fixed", "uniform") else matches.window + SPARE
     past = [StaticMember(own) for own in policy_configs(config) for _ in range(num_past)]
-    return Members(config, spec, past + [_opponent(name, config, spec) for name in matches.opponents], num_past)
+    opponents = [_opponent(name, config, spec) for name in matches.opponents]
+    if opponents and matches.matchmaker in ("fixed", "uniform"):
+        raise ConfigError(f"matches.opponents never play with matches.matchmaker {matches.matchmaker}; use self-play or league")
+    if opponents and matches.matchmaker == "self-play" and not matches.opponent_share:
+        raise ConfigError("matches.opponents never play with matches.matchmaker self-play if matches.opponent_share is 0")
+    return Members(config, spec, past + opponents, num_past)
 
 
 def _check_spaces(config: Config, spec: EnvSpec) -> None:

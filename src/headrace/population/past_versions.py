@@ -173,8 +173,7 @@ class PastVersions:
         }  # fmt: skip
 
     def set_state(self, state: dict[str, Any] | None, newest: bool | None = None) -> list[str]:
-        """Go on from `get_state`, when a run begins; returns what the user should know. A run that is resumed with other
-        opponents or another window begins its standings anew.
+        """Go on from `get_state`, when a run begins; returns what the user should know.
 
         `newest`: where all policies go back to one moment, whether this state was saved at that moment. Then the results of all
         members are taken from it; else the policy had learned enough before, and the other policies' states have newer results.
@@ -183,9 +182,8 @@ class PastVersions:
         s = self._standings
         if s is None or state is None:
             return []
-        # "members" says what the members' numbers mean.
-        if state["record"].shape != (s.N, s.N, 2) or state["members"] != [s.P, s.V, *self._settings.opponents]:
-            return ["Ratings, results and past versions begin anew: the matches have other opponents or another window"]
+        copies = len(state["copies"])
+        state = self._renumbered(state, s)
         s.now[self._p] = self._learner.progress.global_step
         if s.begun[self._p]:
             return []
@@ -203,4 +201,31 @@ class PastVersions:
             self._placement.memory.policies[m].weights.publish(weights, version)
             s.step[m], s.rating[m], s.open[m] = step, rating, is_open
         s.begun[self._p] = 1
+        if dropped := copies - len(state["copies"]):
+            return [f"{dropped} past versions of policy {self._p} are dropped: matches.window leaves no room for them"]
         return []
+
+    def _renumbered(self, state: dict[str, Any], s: Standings) -> dict[str, Any]:
+        """The state with the members' numbers of this run, which may have other opponents and another window than the one that
+        saved it. Whoever takes no part any more is left out. A past version keeps its place among those of its policy, since the
+        states of all policies have to agree about it."""
+        (P, V, *opponents), here = state["members"], self._settings.opponents
+        origin = np.full(s.N, -1)  # the number of each member in the state; -1: it is new
+        origin[:P] = range(P)
+        for p in range(P):
+            origin[s.past(p)[:V]] = range(P + p * V, P + p * V + min(V, s.V))
+        for member, name in zip(s.opponents, here, strict=True):
+            if name in opponents:
+                origin[member] = P * (1 + V) + opponents.index(name)
+
+        def renumbered(array: np.ndarray, axis: int = 0) -> np.ndarray:
+            nothing = np.zeros_like(array.take([0], axis))
+            return np.concatenate([array, nothing], axis).take(origin, axis)  # -1 is the last one: nothing
+
+        number = {int(old): member for member, old in enumerate(origin)}
+        return state | {
+            "record": renumbered(renumbered(state["record"]), 1), "recent": renumbered(state["recent"], 1),
+            "seen": renumbered(state["seen"]), "moved": renumbered(state["moved"]),
+            "ratings": np.where(origin < 0, s.rating, renumbered(state["ratings"])),
+            "copies": [[number[m], *rest] for m, *rest in state["copies"] if m in number],
+        }  # fmt: skip
