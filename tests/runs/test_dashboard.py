@@ -79,6 +79,18 @@ def test_several_tasks_are_shown_each():
     assert "tasks pong -20.5 boxing 3.25 capped mean score 0.25" in screen, "none of breakout has ended"
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_each_of_several_policies_is_shown(terminal):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=130, height=50, color_system=None, _environ={})
+    with closing(Dashboard(override(Config(), **{"learning.device": "cpu", "population.size": 3}), console)) as dashboard:
+        dashboard.policy(1, {"charts/episodic_return_100": -2.5, "matches/elo": 1316.0})
+        dashboard.policy(0, METRICS)
+        dashboard.update(METRICS)
+    screen = re.sub(" +", " ", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue()))
+    assert "policies 0: 12.3 1: -2.5 (Elo 1,316)" in screen.replace(",  ", " ").replace(", 1:", " 1:"), "2 has not reported"
+    assert ("policy 0 of 3" in screen) == terminal
+
+
 def test_before_the_first_episode_and_the_first_timings():
     screen = draw([{"global_step": 0}])
     assert "0.0%" in screen

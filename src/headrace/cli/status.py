@@ -44,10 +44,12 @@ def run(arguments: list[str]) -> int:
 
 
 def _show(folder: Path, config: Config) -> None:
-    policy = config.policy_folder(0)
-    metrics = of_training(read_jsonl(path)) if (path := policy / "metrics.jsonl").exists() else []
+    metrics = _metrics(config, 0)
     with closing(Dashboard(config)) as dashboard:
-        if (path := policy / CURVE).exists():
+        for p in range(config.population.size if config.population.size > 1 else 0):
+            if own := _metrics(config, p):
+                dashboard.policy(p, own[-1])
+        if (path := config.policy_folder(0) / CURVE).exists():
             dashboard.curve(line["mean"] for line in read_jsonl(path) if "mean" in line)
         if metrics:
             age = duration(max(0.0, time.time() - metrics[-1].get("time", time.time())))
@@ -57,3 +59,8 @@ def _show(folder: Path, config: Config) -> None:
             dashboard.message("No metrics yet.")
         for line in end_of(folder / "log.txt", LOG_BYTES).decode(errors="replace").splitlines()[-LAST_LINES:]:
             dashboard.message(line)
+
+
+def _metrics(config: Config, policy: int) -> list[dict[str, float]]:
+    path = config.policy_folder(policy) / "metrics.jsonl"
+    return of_training(read_jsonl(path)) if path.exists() else []

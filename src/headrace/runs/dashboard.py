@@ -24,6 +24,7 @@ from headrace.runs.metrics import OF_NODE
 from headrace.shm.phases import PARTS, PHASES
 
 MOST_NODES = 8  # sampling nodes that have a line
+MOST_POLICIES = 8  # whose return is shown
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE = 60
 _MOST_POINTS = 4096  # of the curve that are kept
@@ -88,6 +89,7 @@ class Dashboard:
         self.console = console or _Screen(file=never_waiting(sys.stdout))
         self.metrics: dict[str, float] = {"sampling/faults": 0.0}
         self.curve((), anew=True)
+        self._policies: dict[int, str] = {}  # by policy, its return and rating
         self._live: Live | None = None
         if config.run.dashboard and self.console.is_terminal and not self.console.is_dumb_terminal:
             self._live = Live(console=self.console, auto_refresh=False, get_renderable=self._screen)
@@ -100,6 +102,11 @@ class Dashboard:
             tolerantly(self._live.refresh, self.console.file)
         else:
             self.message(self._line())
+
+    def policy(self, policy: int, metrics: dict[str, float]) -> None:
+        """Metrics of one of several policies. All else on the screen is of policy 0; the next `update` shows these."""
+        elo = f" (Elo {number(metrics['matches/elo'])})" if "matches/elo" in metrics else ""
+        self._policies[policy] = f"{number(metrics.get('charts/episodic_return_100', math.nan))}{elo}"
 
     def picture(self, metrics: dict[str, float]) -> None:
         self._take(metrics)
@@ -159,6 +166,7 @@ class Dashboard:
             f"left {duration(self._seconds_left)}",
             f"return {number(self._value('charts/episodic_return_100'))}",
             "tasks " + ", ".join(f"{name} {value}" for name, value in tasks) if (tasks := self._tasks()) else "",
+            "policies " + ", ".join(f"{name} {value}" for name, value in policies) if (policies := self._of_policies()) else "",
             f"lag {number(self._value('lag/mean'))}",
             f"Elo {number(self.metrics['matches/elo'])}" if "matches/elo" in self.metrics else "",
             f"nodes {number(self.metrics['cluster/nodes'])}" if "cluster/nodes" in self.metrics else "",
@@ -194,6 +202,9 @@ class Dashboard:
         if tasks := self._tasks():
             values = [Text.assemble((f"{name} ", "dim"), f"{value}  ") for name, value in tasks]
             parts += [Text.assemble(("tasks   ", "dim"), *values)]
+        if policies := self._of_policies():
+            values = [Text.assemble((f"{name} ", "dim"), f"{value}  ") for name, value in policies]
+            parts += [Text.assemble(("policies  ", "dim"), *values)]
         if nodes := self._nodes():
             parts += [Group(*nodes)]
         if layout.times:
@@ -206,6 +217,7 @@ class Dashboard:
         c = self.config
         env = c.env if len(c.tasks) == 1 else f"{len(c.tasks)} tasks"
         title = f"headrace  {env}  {c.learning.algorithm}  seed {c.seed}"
+        title += f"  policy 0 of {c.population.size}" if c.population.size > 1 else ""
         return Panel(Group(*parts), title=title, title_align="left", border_style="blue")
 
     def _facts(self, title: str) -> Table:
@@ -224,6 +236,10 @@ class Dashboard:
         keys = [(task.rpartition("/")[2], f"tasks/{task}/episodic_return") for task in self.config.tasks]
         keys += [("capped mean score", "tasks/capped_mean_score")]
         return [(name, number(self.metrics[key])) for name, key in keys if key in self.metrics]
+
+    def _of_policies(self) -> list[tuple[str, str]]:
+        """Of several policies, the mean return of each and its rating; of many, the first."""
+        return [(f"{policy}:", value) for policy, value in sorted(self._policies.items())[:MOST_POLICIES]]
 
     def _nodes(self) -> list[Text]:
         """Of a cluster, a line for each sampling node; of many, the slowest."""

@@ -35,7 +35,7 @@ class Reporter:
     """Takes the learners' reports, adds shares of time, and passes them to the files, the dashboard and the log.
 
     `frameskip`: simulator frames per step. `records` takes the reports about a population. With several policies each has its own
-    metrics; the dashboard shows the first.
+    metrics; the dashboard shows the first, and the returns of all.
     """
 
     def __init__(self, config: Config, frameskip: int, folder: RunFolder, records: Records):
@@ -103,6 +103,8 @@ class Reporter:
         metrics["sampling/faults"] = float(restarts)
         self._steps[policy] = int(metrics["global_step"])
         self._write(metrics, policy)
+        if len(self._writers) > 1:
+            self._dashboard.policy(policy, metrics)
         if policy == 0:
             self._dashboard.update(metrics)
 
