@@ -16,7 +16,7 @@ from scipy.stats import chisquare
 from shards import Shards
 
 from headrace.cluster import sharded_replay
-from headrace.cluster.sample_codec import SampleCodec
+from headrace.cluster.sample_codec import STATISTICS, SampleCodec
 from headrace.cluster.shapes import of_node
 from headrace.config import override
 from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
@@ -332,6 +332,18 @@ def test_counters_of_lost_shards_stay_and_eviction_is_to_each_share(make: Callab
         shards.draw()
     assert shards.replay.stats().size == 60
     assert shards.replay.stats().evicted == 40
+
+
+def test_a_shard_that_is_not_there_does_not_pack_badly(make: Callable[..., Shards]) -> None:
+    shards = make([numbered(np.ones(50, np.float32), capacity=34, slack=2.0) for _ in range(3)], 20, capacity=100)
+    assert shards.replay.room() == 100
+    shards.wires[1].die()
+    assert shards.replay.room() == 100
+    shards.wires[1].relay.begin(shards.wires[1], 2)  # type: ignore[arg-type]  # it has not yet said what it holds
+    assert shards.replay.room() == 100
+    for k in range(3):
+        shards.table.statistics[k, STATISTICS.index("room")] = 20
+    assert shards.replay.room() == 60
 
 
 def test_four_shards_hold_what_one_machine_may_not(make: Callable[..., Shards], monkeypatch: pytest.MonkeyPatch) -> None:

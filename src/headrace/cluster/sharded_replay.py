@@ -39,7 +39,7 @@ LATE = 5.0
 """Seconds after which a shard that has not answered is sampled no more until it does."""
 POLL = 0.1
 """Most seconds between two looks at whether a shard is late."""
-SIZE, TOTAL = STATISTICS.index("size"), STATISTICS.index("total")
+SIZE, TOTAL, ROOM = (STATISTICS.index(name) for name in ("size", "total", "room"))
 
 
 @dataclass
@@ -315,7 +315,10 @@ class ShardedReplay(LearnerReplay):
         return int(self.table.statistics[self.table.session % 2 == 1, STATISTICS.index(name)].sum())
 
     def room(self) -> int:
-        return min(self.config.capacity, self._sum("room"))
+        """See `LearnerReplay.room`. A shard that is not there, or has not yet said how its rows pack, counts with its share."""
+        capacity = self.config.capacity
+        rooms = self.table.statistics[:, ROOM] * (self.table.session % 2)
+        return min(capacity, int(rooms.sum() + capacity * np.mean(rooms == 0)))
 
     def held_bytes(self) -> int:
         return self._sum("bytes")
