@@ -51,6 +51,7 @@ def test_the_same_command_on_every_machine(tmp_path: Path) -> None:
         assert run.end(120) == 0, run.story
         output = node.communicate(timeout=60)[0]
         assert node.returncode == 0, output
+        assert f"This machine is node 0 of the run at 127.0.0.1:{port} (counting)" in output
         assert "1 of 1 are there" in run.output
         run.environ = plain
         run.assert_nothing_left()
@@ -75,6 +76,8 @@ def test_bad_input_gets_a_short_error(tmp_path: Path) -> None:
         for number, (code, words, arguments, variables) in enumerate(
             (
                 (75, "cannot be reached: no connection", listen, two | {"RANK": "1"}),
+                (2, "RANK is 2 and WORLD_SIZE 2: machines have numbers from 0", listen, two | {"RANK": "2"}),
+                (2, "RANK is  and WORLD_SIZE 2: machines have numbers", listen, two | {"RANK": ""}),
                 (2, f"cannot listen at 127.0.0.1:{port}", listen, {}),
                 (1, "0 of at least 1 sampling nodes are there", (), two),
             )
@@ -105,6 +108,25 @@ def test_what_is_replaced_here_and_elsewhere_counts_together() -> None:
         cluster._membership.restarts = elsewhere
         assert not list(cluster._noticed(cluster._membership))
         assert cluster.restarts == total
+
+
+@pytest.mark.parametrize(("began", "here", "seconds", "said"), [
+    (999.0, 1, 16, "Waiting for sampling nodes: 1 of 2 are there: start it"),
+    (-1.0, 0, 16, "Waiting for sampling nodes: 0 of 2 are there: start it"),
+    (-1.0, 1, 16, ""),
+    (-1.0, 1, 601, "Training goes on without all sampling nodes: 1 of 2 are there: start it"),
+])  # fmt: skip
+def test_a_run_waits_at_its_start_and_goes_on_with_fewer_nodes(
+    began: float, here: int, seconds: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "monotonic", lambda: 1000.0)
+    cluster: Any = Cluster.__new__(Cluster)
+    cluster._given = make_config("gym/CartPole-v1", **{"cluster.nodes": 2, "learning.device": "cpu"})
+    cluster._engine = SimpleNamespace(missing=lambda here: "start it")
+    cluster._membership = membership = SimpleNamespace(nodes=dict.fromkeys(range(here)), ranks={}, notices=[])
+    cluster._began, cluster._waiting = began, 1000.0 - seconds
+    cluster._check_waiting(membership)
+    assert membership.notices == [said] * bool(said)
 
 
 @pytest.mark.parametrize("fails", ["the placement", "the folder"])

@@ -301,6 +301,13 @@ def test_a_node_with_other_arrays_ends_with_an_error_and_the_learner_says_so() -
     assert text.startswith("A stream of trajectories from node 0 was refused: the node's trajectories or weights")
 
 
+def test_a_node_that_leaves_before_it_has_said_hello_is_not_reported() -> None:
+    said: list[str] = []
+    receiver: Any = SimpleNamespace(note=said.append)
+    assert not [*Receiver._answer(receiver, Stream(iter(()), lambda: None))]
+    assert not said
+
+
 def test_each_policy_has_its_own_stream() -> None:
     config = make_config("gym/CartPole-v1", "appo", **STATIC, **{"population.size": 2})
     placement = make_placement(whole(config), describe_run(config), make_agent)

@@ -148,9 +148,23 @@ def test_machines_from_the_variables_of_launchers() -> None:
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "2"}, "--nproc-per-node 1"),
         (SLURM | {"SLURM_LOCALID": "1"}, "--ntasks-per-node 1"),
         (TORCHRUN | {"MASTER_ADDR": ""}, "do not say where the first machine is"),
+        (TORCHRUN | {"RANK": "4"}, "RANK is 4 and WORLD_SIZE 4: .* from 0 to WORLD_SIZE - 1"),
+        (SLURM | {"SLURM_PROCID": "-1"}, "SLURM_PROCID is -1"),
+        (SKYPILOT | {"SKYPILOT_NUM_NODES": "two"}, "SKYPILOT_NUM_NODES two"),
     ):
         with pytest.raises(ConfigError, match=words):
             machine_of(wrong)
+
+
+def test_who_is_missing_is_said_of_machines_and_of_processes_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_TOKEN", "a-token-of-tests")
+    for machines, text in (
+        (1, "this machine starts 3 of them"),
+        (3, "this machine starts 1 of them; the same command must run on 2 other machines"),
+        (4, "the same command must run on 3 other machines"),
+    ):
+        monkeypatch.setattr(roles, "machine", lambda machines=machines: Machine(0, machines, "here", "Slurm"))
+        assert StaticEngine(cluster_config(3)).missing(0) == text
 
 
 def test_machines_have_a_token_in_common_and_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

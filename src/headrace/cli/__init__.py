@@ -21,7 +21,7 @@ from pathlib import Path
 from time import monotonic
 
 from headrace.cli import compare, envs, eval, export, play, report, search, serve_envs, share, status, stop, train, tune, watch
-from headrace.config import Config, hardware
+from headrace.config import Config, ConfigError, hardware
 from headrace.processes import ranks
 from headrace.processes.output import show, show_without_source, tolerantly
 from headrace.runs.error_texts import explain
@@ -60,7 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. Does not return in a rank of several. Without `arguments` it ends the process
     if threads that an environment has left would keep it alive."""
     occupy_standard_streams()
-    if hardware.rank().size > 1:
+    try:
+        several = hardware.rank().size > 1
+    except ConfigError as error:  # what a launcher, or somebody by hand, has set
+        print(f"headrace: {error}", file=sys.stderr)
+        return error.exit_code
+    if several:
         ranks.end_rank(lambda: _run(arguments))
     code = _run(arguments)
     if arguments is None:

@@ -118,7 +118,9 @@ class Membership:
         stream.expect(protocol.HELLO_TIMEOUT, "no hello")
         messages = iter(stream)
         try:
-            kind, hello = protocol.from_bytes(next(messages, b""))
+            if (first := next(messages, None)) is None:  # it has gone before it said anything
+                return
+            kind, hello = protocol.from_bytes(first)
             if kind != "hello" or not isinstance(hello, dict):
                 raise ProtocolError("the first message is no hello")
             host = str(hello.get("host"))[:100]

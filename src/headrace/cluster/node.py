@@ -46,6 +46,8 @@ def run_node(link: Link, imports: tuple[str, ...] | None = None, say: Callable[[
             member = join(link, gone_timeout, stopped, say, code=imports is None)
             if member is None:
                 break
+            place = member.place
+            say(f"This machine is node {place['node']} of the run at {link.address} ({place['config']['env']})")
             if _take_part(member, link, imports, stopped):
                 return 0
             if not stopped.is_set():

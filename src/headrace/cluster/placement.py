@@ -43,8 +43,8 @@ END_TIMEOUT = 15.0
 """Seconds that nodes have to end by themselves."""
 NOTICE_TIMEOUT = 5.0
 """Seconds from the loss of a rank in which learners notice it where the connections between them were closed."""
-WAITING_INTERVAL = 15.0
-"""Seconds between two lines about nodes that are missing."""
+WAITING_INTERVAL, REMINDING_INTERVAL = 15.0, 600.0
+"""Seconds between two lines about nodes that are missing: while the run waits for them, and while it goes on without them."""
 
 
 class Receivers(ProcessPlacement):
@@ -197,9 +197,11 @@ class Cluster(Receivers):
         elif self._began >= 0 and now > self._began + cluster.wait:
             there = f"{of_ranks}{here} of at least {least} sampling nodes are there"
             raise RunFailed(f"{there} after {cluster.wait:.0f} s (cluster.wait): {missing}")
-        if not complete and now > self._waiting + WAITING_INTERVAL:
+        waits = self._began >= 0 or here == 0 or ranks < cluster.learners
+        if not complete and now > self._waiting + (WAITING_INTERVAL if waits else REMINDING_INTERVAL):
             self._waiting = now
-            membership.notices.append(f"Waiting for sampling nodes: {of_ranks}{here} of {least} are there. {missing}")
+            what = "Waiting for sampling nodes" if waits else "Training goes on without all sampling nodes"
+            membership.notices.append(f"{what}: {of_ranks}{here} of {least} are there: {missing}")
 
     def stop(self) -> Iterator[Message]:
         if self._membership is not None:

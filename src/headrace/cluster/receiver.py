@@ -123,7 +123,9 @@ class Receiver:
         stream.expect(protocol.HELLO_TIMEOUT, "no hello")
         messages = iter(stream)
         try:
-            kind, hello = protocol.from_bytes(next(messages, b""))
+            if (first := next(messages, None)) is None:  # it has gone before it said anything
+                return
+            kind, hello = protocol.from_bytes(first)
             if kind != "hello" or not isinstance(hello, dict) or hello.get("policy") not in range(len(self._policies)):
                 raise ProtocolError("the first message is no hello")
             policy = self._policies[hello["policy"]]

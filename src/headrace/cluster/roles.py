@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from headrace.cluster.protocol import Link
 from headrace.config import Config, ConfigError
+from headrace.config.hardware import place
 from headrace.transport.credentials import TOKEN_VARIABLE, credentials
 
 PORT = 7780
@@ -32,20 +33,21 @@ class Machine:
 
 
 def machine_of(variables: Mapping[str, str]) -> Machine:
-    """Raises `ConfigError` for several processes on one machine, and for variables that do not say where the first machine is."""
+    """Raises `ConfigError` for several processes on one machine, for numbers that cannot be, and for variables that do not say
+    where the first machine is."""
     if "SKYPILOT_NODE_RANK" in variables:
         hosts = variables.get("SKYPILOT_NODE_IPS", "").split()
-        count = int(variables.get("SKYPILOT_NUM_NODES", len(hosts) or 1))
-        made = Machine(int(variables["SKYPILOT_NODE_RANK"]), count, hosts[0] if hosts else "", "SkyPilot")
+        given = {"SKYPILOT_NUM_NODES": str(len(hosts) or 1), **variables}
+        made = Machine(*place(given, "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"), hosts[0] if hosts else "", "SkyPilot")
     elif "RANK" in variables and "WORLD_SIZE" in variables:
         if int(variables.get("LOCAL_WORLD_SIZE", 1)) > 1:
             raise ConfigError("engine static wants one process on each machine: torchrun --nproc-per-node 1")
-        made = Machine(int(variables["RANK"]), int(variables["WORLD_SIZE"]), variables.get("MASTER_ADDR", ""), "torchrun")
+        made = Machine(*place(variables, "RANK", "WORLD_SIZE"), variables.get("MASTER_ADDR", ""), "torchrun")
     elif "SLURM_PROCID" in variables and "SLURM_NTASKS" in variables:
         if int(variables.get("SLURM_LOCALID", 0)) > 0:
             raise ConfigError("engine static wants one process on each machine: srun --ntasks-per-node 1")
         listed = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
-        made = Machine(int(variables["SLURM_PROCID"]), int(variables["SLURM_NTASKS"]), first_host(listed), "Slurm")
+        made = Machine(*place(variables, "SLURM_PROCID", "SLURM_NTASKS"), first_host(listed), "Slurm")
     else:
         return Machine()
     if made.count > 1 and not made.learner:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from headrace.config.errors import ConfigError
 
 RANK_STORE = "HEADRACE_RANK_STORE"
 """Environment variable: a file through which the ranks of one machine find each other, or tcp://HOST:PORT at the first rank.
@@ -28,13 +32,23 @@ class Rank:
     """Ranks on this machine."""
 
 
+def place(variables: Mapping[str, str], index: str, size: str) -> tuple[int, int]:
+    """Which machine or process this is, and of how many, by the variables of these names. Raises `ConfigError` for values that
+    cannot be."""
+    with suppress(ValueError):
+        if 0 <= (here := int(variables[index])) < (count := int(variables[size])):
+            return here, count
+    raise ConfigError(
+        f"{index} is {variables[index]} and {size} {variables[size]}: machines have numbers from 0 to {size} - 1"
+    )
+
+
 def rank() -> Rank:
-    """From the environment variables that `torchrun` sets; one rank without them."""
-    size = int(os.environ.get("WORLD_SIZE", 1))
-    if size == 1 or "RANK" not in os.environ:
+    """From the environment variables that `torchrun` sets; one rank without them. Raises `ConfigError` as `place` does."""
+    if os.environ.get("WORLD_SIZE", "1") == "1" or "RANK" not in os.environ:
         return Rank()
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    return Rank(int(os.environ["RANK"]), size, local, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+    index, size = place(os.environ, "RANK", "WORLD_SIZE")
+    return Rank(index, size, int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", size)))
 
 
 def cores() -> int:

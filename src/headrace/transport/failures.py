@@ -31,6 +31,8 @@ def failure(error: grpc.RpcError, listener: str, answered: bool, uses_tls: bool,
         return "it refuses the token: both sides must have the same", True
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return f"it is no {listener} of headrace", True
+    if code is grpc.StatusCode.CANCELLED and details in ("", "CANCELLED"):
+        return "the other side ended the stream", False
     if details == "Cancelling all calls":
         return "it was stopped", False
     if code is grpc.StatusCode.UNAVAILABLE:

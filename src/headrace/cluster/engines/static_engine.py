@@ -81,8 +81,9 @@ class StaticEngine(Engine):
         return texts
 
     def missing(self, here: int) -> str:
-        own = self._here.count(0)
-        return f"{own} are processes of this machine, {self._others} are other machines, where the same command must run"
+        own, others = self._here.count(0), self._machines.count - 1
+        elsewhere = f"the same command must run on {others} other machine{'s' * (others > 1)}"
+        return "; ".join([f"this machine starts {own} of them"] * bool(own) + [elsewhere] * bool(others))
 
     def stop(self, timeout: float) -> None:
         deadline = monotonic() + timeout
