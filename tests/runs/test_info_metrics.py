@@ -122,7 +122,7 @@ def test_every_agent_of_a_match_has_its_own(tmp_path: Path) -> None:
     assert result.infos["right"] == pytest.approx(result.mean)
 
 
-NOT_THERE = r"envs.info_metrics rigth: the info of an episode's last step has none, only \['.*right', 'won'\]"
+NOT_THERE = r"envs.info_metrics rigth: the info of an episode's last step has no such key, only \['.*right', 'won'\]"
 
 
 @pytest.mark.parametrize("env", ["walk", "walks-next_step", "walks-same_step"])

@@ -8,7 +8,7 @@ import dataclasses
 import tyro
 
 from headrace.cli.options import Imports, NumEnvs, joined_imports, parse
-from headrace.config import EnvConfig
+from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core import registry
 from headrace.envs.core.imports import import_files
 from headrace.envs.core.settings import default_options
@@ -57,6 +57,8 @@ def run(arguments: list[str]) -> int:
         registry.check_id(known.env)
         default = ServeEnvs(env=known.env, envs=default_options(known.env))
     asked: ServeEnvs = parse(ServeEnvs, "serve-envs", arguments, default=default)
+    if asked.envs.remote is not None:
+        raise ConfigError("envs.remote is for runs: a server has --listen or --dial")
     from headrace.envs.remote.server import make_offer, serve_offer  # imports gRPC
     from headrace.transport.credentials import credentials
 

@@ -313,7 +313,7 @@ def test_an_objective_that_is_missing_is_asked_for() -> None:
     ends = {"agents": [], "obs": {"a": 3}, "terminated": {"a": True}, "infos": {"a": {"kills": 7}}}
     lanes, _ = group_of([{"agents": ["a"], "obs": {"a": 1}}, ends], info_metrics=("true_objective",))
     lanes.rows[0][0].step.episode_info = np.zeros((1, 1), np.float32)
-    with pytest.raises(EnvironmentFault, match=r"pbt.objective true_objective: .* has none, only \['kills'\]"):
+    with pytest.raises(EnvironmentFault, match=r"pbt.objective true_objective: .* has no such key, only \['kills'\]"):
         lanes.step(0)
 
 

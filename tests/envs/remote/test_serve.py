@@ -214,6 +214,12 @@ def test_other_addresses_need_a_token() -> None:
     assert cli.main(["serve-envs", "--env", "gym/CartPole-v1", "--listen", "0.0.0.0:0"]) == 2
 
 
+def test_a_server_uses_no_servers(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["serve-envs", "--env", "gym/CartPole-v1", "--listen", "0.0.0.0:0", "--envs.remote", "listen:0.0.0.0:7777"]
+    assert cli.main(command) == 2
+    assert "envs.remote is for runs: a server has --listen or --dial" in capsys.readouterr().err
+
+
 def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")

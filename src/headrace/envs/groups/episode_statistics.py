@@ -35,7 +35,9 @@ def numbers_of(info: Mapping[str, Any], names: Sequence[str], shape: tuple[int, 
             numbers.append(np.asarray(info[name], np.float32).reshape(shape))
         except (KeyError, TypeError, ValueError):
             setting = "pbt.objective" if name == OBJECTIVE else "envs.info_metrics"
-            what = f"{info[name]!r:.60}, which is no number" if name in info else f"none, only {sorted(map(str, info))}"
+            what = f"no such key, only {sorted(map(str, info))}" if info else "no keys"
+            if name in info:
+                what = f"{info[name]!r:.60}, which is no number"
             raise ConfigError(f"{setting} {name}: the info of an episode's last step has {what}") from None
     return numbers
 
