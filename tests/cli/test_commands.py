@@ -291,11 +291,8 @@ def test_watch_is_suggested_where_training_could_record_a_video(headrace, tmp_pa
         (["train", *SMALL, "--import", "nowhere.py"], "nowhere.py: there is no such file"),
         (["train", *SMALL, "--run.folder", "/proc/nope"], "the run folder /proc/nope cannot be used: No such file"),
         (["train", *SMALL, "--learning.gama", "1"], "--learning.gamma"),
-        (["train", *SMALL, "--learning.gamma", "high"], "--learning.gamma"),
-        (["train", *SMALL, "--envs.resize", "64"], "takes 2 numbers, with spaces between them: --envs.resize 64 64\n"),
         (["train", *SMALL, "--resize=64x48"], "2 numbers, with spaces between them: --envs.resize 64 48\n"),
         (["train", *SMALL, "--resize", "a", "b"], "2 numbers, with spaces between them: --envs.resize A B\n"),
-        (["train", *SMALL, "--mlp", "64,32", "--seed", "1"], "takes numbers, with spaces between them: --policy.mlp 64 32\n"),
         (["eval", "nowhere"], "nowhere is no run folder"),
         (["eval", "nowhere", "--episodes", "0"], "at least 1"),
         (["eval", "nowhere", "--num-envs", "-1"], "num_envs is -1; it must be at least 1"),
@@ -314,10 +311,7 @@ def test_watch_is_suggested_where_training_could_record_a_video(headrace, tmp_pa
 )
 def test_one_message_and_exit_code_2(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    try:
-        code = cli.main(arguments)
-    except SystemExit as stop:  # from the flags' parser
-        code = stop.code
+    code = cli.main(arguments)
     errors = capsys.readouterr().err
     assert code == 2
     assert words in errors

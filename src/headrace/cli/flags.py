@@ -7,7 +7,6 @@ defaults, the algorithm's preset, the result of `headrace tune` for this machine
 from __future__ import annotations
 
 import itertools
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
@@ -36,14 +35,6 @@ _OPEN_SWITCHES = frozenset(
     if field.type == "bool | None"
 )
 """Switches that may be None. Their flags have a value."""
-_NUMBERS = {
-    f"{group}.{field.name}": "..." not in str(field.type)
-    for group, settings in vars(Config()).items()
-    if is_dataclass(settings)
-    for field in fields(settings)
-    if str(field.type).startswith("tuple[") and "str" not in str(field.type)
-}
-"""Lists of numbers, and whether they are pairs."""
 _CHOOSE_DEFAULTS = ("learning.algorithm", "learning.preset", "envs.remote", "envs.remote_token_file", "envs.remote_ca")
 """Settings that determine the defaults which --help shows."""
 
@@ -51,7 +42,7 @@ _CHOOSE_DEFAULTS = ("learning.algorithm", "learning.preset", "envs.remote", "env
 def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     """The configuration for the flags of `headrace train`; with `tuned`, including the result of `headrace tune`.
 
-    Raises `ConfigError`, and `SystemExit` for flags that cannot be parsed and for --help.
+    Raises `ConfigError`, and `SystemExit` for --help.
     """
     arguments, help_of = _without_help(arguments)
     if arguments and not arguments[0].startswith("-"):
@@ -115,13 +106,12 @@ def learning_flags(arguments: Sequence[str]) -> list[str]:
 def given_settings(arguments: Sequence[str]) -> dict[str, Any]:
     """The settings that the flags name, by their dotted names.
 
-    Raises `ConfigError` for values out of range, and `SystemExit` for flags that cannot be parsed.
+    Raises `ConfigError` for flags that do not exist or cannot be parsed, and for values out of range.
     """
     arguments = joined_imports(_with_values(_as_switches([full_name(argument) for argument in arguments])))
     for argument in arguments:
         if (flag := _flag(argument)) not in ("", "--import") and _setting(argument) not in _SETTINGS:
             raise ConfigError(f"there is no flag {flag}; {_perhaps(flag)}")
-    _check_numbers(arguments)
     parsed: Config = parse(Config, "train", arguments, description="Train a policy.")
     return {name: attrgetter(name)(parsed) for name in map(_setting, arguments) if name in _SETTINGS}
 
@@ -139,20 +129,6 @@ def _perhaps(flag: str) -> str:
     meant = suggestions(flag, _SETTINGS)
     flags = " or ".join(f"--{name.replace('_', '-')}" for name in meant)
     return f"did you mean {flags}?" if meant else "headrace train --help-all shows every flag"
-
-
-def _check_numbers(arguments: list[str]) -> None:
-    """Raise `ConfigError`, with what to write, where the values of a list are not numbers with spaces between them."""
-    for i, argument in enumerate(arguments):
-        if (pair := _NUMBERS.get(_setting(argument))) is None:
-            continue
-        flag, equals, value = argument.partition("=")
-        words = [value] if equals else [*itertools.takewhile(lambda word: not word.startswith("--"), arguments[i + 1 :])]
-        numbers = re.findall(r"[-+]?[\d.][\d_.]*(?:[eE][-+]?\d+)?", " ".join(words))
-        if words != ["None"] and (numbers != words or (pair and len(words) != 2)):
-            meant = numbers or ["A", "B"]
-            told = " ".join([flag, *((meant * 2)[:2] if pair else meant)])
-            raise ConfigError(f"{flag} takes {'2 ' * pair}numbers, with spaces between them: {told}")
 
 
 def _flag(argument: str) -> str:

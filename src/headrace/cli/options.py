@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from headrace.cli.refusals import refusal
+from headrace.config.errors import ConfigError
 from headrace.config.ranges import Range, check
 from headrace.processes.output import discard, tolerantly
 
@@ -92,18 +96,22 @@ def joined_imports(arguments: Sequence[str]) -> list[str]:
 def parse(kind: type, command: str, arguments: Sequence[str], **more: Any) -> Any:
     """Parse a command's options with `tyro.cli`. A closed pipe ends its help quietly (`headrace eval --help | head`).
 
-    Raises `ConfigError` for a value out of its range, and `SystemExit` for what cannot be parsed and for --help.
+    Raises `ConfigError` for words that cannot be parsed and for a value out of its range, and `SystemExit` for --help.
     """
+    words, others = joined_imports(arguments), "return_unknown_args" in more
     try:
-        parsed = tyro.cli(kind, prog=f"headrace {command}", args=joined_imports(arguments), **more)
+        with contextlib.redirect_stderr(io.StringIO()) as box:
+            parsed = tyro.cli(kind, prog=f"headrace {command}", args=words, **more)
     except BrokenPipeError:
         discard(sys.stdout)
         raise SystemExit(0) from None
     except SystemExit as end:
-        if end.code and "return_unknown_args" in more and arguments and arguments[0].startswith("-"):
+        if not end.code:
+            raise
+        if others and words[0].startswith("-"):
             # a flag of `headrace train` is unknown to tyro, which takes an ENV behind it for its value
-            print(f"The environment comes first: headrace {command} ENV ...", file=sys.stderr)
-        raise
+            raise ConfigError(f"the environment comes first: headrace {command} ENV ...") from None
+        raise ConfigError(refusal(command, kind, words, more.get("default"), others) or box.getvalue()) from None
     finally:
         tolerantly(sys.stdout.flush, sys.stdout)
     check(parsed[0] if isinstance(parsed, tuple) else parsed)  # a tuple has the arguments that are not of this kind
