@@ -108,7 +108,7 @@ def parse(kind: type, command: str, arguments: Sequence[str], **more: Any) -> An
     except SystemExit as end:
         if not end.code:
             raise
-        if others and words[0].startswith("-"):
+        if others and words and words[0].startswith("-"):
             # a flag of `headrace train` is unknown to tyro, which takes an ENV behind it for its value
             raise ConfigError(f"the environment comes first: headrace {command} ENV ...") from None
         raise ConfigError(refusal(command, kind, words, more.get("default"), others) or box.getvalue()) from None

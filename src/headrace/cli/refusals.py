@@ -179,7 +179,7 @@ def refusal(command: str, kind: type, arguments: Sequence[str], default: Any = N
     if missing:
         flags = [f"{flag} {options[flag].example([])}" for flag in missing if flag.startswith("--")]
         usage = " ".join([command, *(place.flag for place in places), *flags])
-        return f"headrace {command} needs {' and '.join(missing)}: headrace {usage}"
+        return f"{command} needs {' and '.join(missing)}: headrace {usage}"
     if loose[len(places) :] and not any(place.items for place in places):
-        return f"headrace {command} does not take {loose[len(places)]!r} here: {help_shows} what it takes"
+        return f"{command} does not take {loose[len(places)]!r} here: {help_shows} what it takes"
     return None

@@ -29,7 +29,8 @@ WORDS: dict[str, str] = {
     "sampling.rollout": "num_steps n_steps unroll_length rollout_length rollout_fragment_length recurrence horizon",
     "sampling.worker_niceness": "default_niceness",
     "learning.algorithm": "algo algorithm_name run",
-    "learning.total_steps": "total_timesteps timesteps train_for_env_steps total_env_steps timesteps_total max_steps num_frames",
+    "learning.total_steps": "steps max_steps total_timesteps timesteps timesteps_total train_for_env_steps total_env_steps "
+    "num_frames",
     "learning.batch_size": "train_batch_size train_batch_size_per_learner",
     "learning.num_minibatches": "minibatch_size sgd_minibatch_size num_batches_per_epoch nminibatches minibatches",
     "learning.num_epochs": "n_epochs update_epochs num_sgd_iter epochs noptepochs",
