@@ -247,7 +247,9 @@ def to_train(config: Config | Any) -> Config:
     if is_importing():
         raise ConfigError(f"this file trains when it is imported. Put the training behind a guard:\n{GUARD}")
     occupy_standard_streams()  # the program that trains may have none
-    config = continued(config if isinstance(config, Config) else make_config(config))
+    config = config if isinstance(config, Config) else make_config(config)
+    check(config)  # before a copy leaves out a misspelt attribute
+    config = continued(config)
     import_files(config.imports)  # they may register the environment
     code: tuple[str, ...] = ()
     if not config.envs.remote:

@@ -157,3 +157,20 @@ def test_every_whole_number_has_both_ends():
 def test_settings_out_of_their_range(setting, value, words):
     with pytest.raises(ConfigError, match=re.escape(words)):
         override(Config(), **{setting: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("learning.totl_steps", "there is no setting learning.totl_steps; did you mean learning.total_steps?"),
+        ("lr", "there is no setting lr; did you mean learning.learning_rate?"),
+        ("run.nonsense", "there is no setting run.nonsense"),
+    ],
+)
+def test_an_attribute_that_is_no_setting(name, words):
+    config = Config()
+    group, _, field_name = name.rpartition(".")
+    setattr(getattr(config, group) if group else config, field_name, 1)
+    with pytest.raises(ConfigError) as refused:
+        check(config)
+    assert str(refused.value) == words

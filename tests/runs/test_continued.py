@@ -17,7 +17,7 @@ from headrace import cli
 from headrace.cli.flags import parse_config
 from headrace.config import ConfigError, override
 from headrace.envs import EnvironmentFault
-from headrace.make_config import continued, make_config
+from headrace.make_config import continued, make_config, to_train
 from headrace.runs.checkpoint import load_newest
 from headrace.runs.folder import RunFolder
 from headrace.sampling.placements.base import Placement
@@ -204,3 +204,10 @@ def test_a_run_of_an_older_version_goes_on(tmp_path):
     weights = [name for name, x in before.tensors.items() if name.startswith("model/") and x.is_floating_point()]
     assert weights
     assert all(torch.allclose(before.tensors[name], after.tensors[name], atol=1e-4) for name in weights)
+
+
+def test_a_misspelt_attribute_is_refused_before_training(tmp_path):
+    config = make_config("gym/CartPole-v1", **{"run.folder": str(tmp_path)})
+    config.learning.totl_steps = 5
+    with pytest.raises(ConfigError, match=r"there is no setting learning\.totl_steps; did you mean learning\.total_steps\?"):
+        to_train(config)

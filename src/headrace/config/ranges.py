@@ -23,6 +23,7 @@ import tyro
 
 from headrace.config.errors import ConfigError
 from headrace.config.file_reading import shortened
+from headrace.config.suggestions import WORDS, suggestions
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,14 @@ JsonObject = Annotated[
 def check(settings: Any, prefix: str = "") -> None:
     """Compare every field of a dataclass, and of the dataclasses in it, with its type and range.
 
-    Raises `ConfigError` with the dotted name of the first field whose value has another type or is out of range. A bool is no
-    number, and a whole number may stand where a float is expected.
+    Raises `ConfigError` with the dotted name of the first field whose value has another type or is out of range, or of an
+    attribute that is no field, which is a misspelt setting. A bool is no number, and a whole number may stand where a float is
+    expected.
     """
     hints = typing.get_type_hints(type(settings), include_extras=True)
+    for name in vars(settings).keys() - hints.keys() - vars(type(settings)).keys():
+        meant = suggestions(prefix + name, {*WORDS, *(prefix + field for field in hints)})
+        raise ConfigError(f"there is no setting {prefix}{name}" + (f"; did you mean {' or '.join(meant)}?" if meant else ""))
     for field in dataclasses.fields(settings):
         name, value, hint = prefix + field.name, getattr(settings, field.name), hints[field.name]
         if dataclasses.is_dataclass(hint):
