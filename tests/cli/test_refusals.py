@@ -51,6 +51,7 @@ TRAIN = "train --env gym/CartPole-v1"
         ),
         ("compare --num-workers 2 x", "the environment comes first: headrace compare ENV ..."),
         ("search x --folder a --budget 5s --trials many", "--trials takes a whole number: --trials 30"),
+        ("report a --reference", "--reference takes text: --reference ENV=LOW:HIGH"),
         ("serve-envs --num-envs 4", "serve-envs needs --env: headrace serve-envs --env ENV"),
     ],
 )

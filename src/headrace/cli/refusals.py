@@ -34,6 +34,8 @@ class _Option:
     optional: bool
     """It may be None."""
     unit: str
+    name: str
+    """What stands for a value, in capitals."""
 
     @property
     def required(self) -> bool:
@@ -89,8 +91,7 @@ class _Option:
             return """'{"name": 1}'"""
         if words and self.type in (int, float) and (number := _number(words[0], self)) is not None:
             return number
-        name = self.flag.rpartition(".")[2].removeprefix("--").rpartition("-")[2].upper()
-        return name if self.required or self.default in (None, ()) else shown(self.default)
+        return self.name if self.required or self.default in (None, ()) else shown(self.default)
 
 
 def _plain(hint: Any) -> Any:
@@ -135,7 +136,7 @@ def _options(kind: type, default: Any, prefix: str = "") -> Iterator[_Option]:
             yield from _options(typing.cast(type, hint), value, f"{prefix}{field.name}.")
             continue
         extras = typing.get_args(hint)[1:] if typing.get_origin(hint) is typing.Annotated else ()
-        bare = _plain(hint)
+        bare = str if tyro.conf.UseAppendAction in extras else _plain(hint)  # a flag for each value
         union = typing.get_args(bare) if typing.get_origin(bare) in (typing.Union, types.UnionType) else ()
         named = next((extra.name for extra in extras if getattr(extra, "name", None)), field.name)
         metavar = next((extra.metavar for extra in extras if getattr(extra, "metavar", None)), None)
@@ -146,6 +147,7 @@ def _options(kind: type, default: Any, prefix: str = "") -> Iterator[_Option]:
             default=value,
             optional=bool(union),
             unit=unit[1] if unit else "",
+            name=metavar or named.rpartition("_")[2].upper(),
         )
 
 
