@@ -140,14 +140,21 @@ def test_what_cannot_work_is_named_before_anything_starts(tmp_path, capsys, flag
     assert not (tmp_path / "x").exists()
 
 
+def saved(folder, *steps):
+    """Give a run folder checkpoints of these steps."""
+    for number, step in enumerate(steps):
+        (folder / "checkpoints" / f"{number + 1:06}-step-{step}").mkdir(parents=True)
+
+
 def policies(run, returns):
-    """Give a run folder one policy for each of these returns."""
+    """Give a run folder one policy, with a checkpoint at its end, for each of these returns."""
     for number, mean in enumerate(returns):
         own = run / f"policy-{number}"
         own.mkdir()
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         lines[-1]["charts/episodic_return_100"] = mean
         (own / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        saved(own, lines[-1]["global_step"])
     (run / "metrics.jsonl").unlink()
     return run
 
@@ -159,9 +166,17 @@ def test_the_time_and_the_return_of_a_population_are_known(tmp_path):
     assert (newest["global_step"], newest["charts/episodic_return_100"]) == (12_000, 20.0)
 
 
+def test_minutes_that_were_lost_with_a_kill_are_trained_again(tmp_path):
+    """A run goes on from its newest checkpoint: what was learned after it counts no more, nor do the minutes that it took."""
+    run = write_run(tmp_path / "run", points=120)
+    assert records.minutes_of(run) == 0, "without a checkpoint the run begins anew"
+    saved(run, 3000, 6050)
+    assert records.minutes_of(run) == pytest.approx(1.0)
+
+
 def test_a_run_that_goes_on_has_used_a_part_of_its_budget(tmp_path):
     planned = plan(budget="4m", vary={}, seeds=(0,))
-    write_run(tmp_path / "runs" / "seed-0", points=120)
+    saved(write_run(tmp_path / "runs" / "seed-0", points=120), 12_000)
     started = []
 
     class Nowhere:

@@ -326,6 +326,7 @@ def test_late_evaluations_are_no_time_of_training(tmp_path):
         file.write(json.dumps({"global_step": 500, "time": START + 600, "eval/episodic_return": 7.0}) + "\n")
     (found,) = records.read(run)
     assert (found.minutes, found.steps) == (plain.minutes, plain.steps) == (0.5, 3000)
+    (run / "checkpoints" / "000001-step-3000").mkdir(parents=True)
     assert records.minutes_of(run) == 0.5
     assert found.minutes_at(np.array([500.0, 2000.0])) == pytest.approx([5 / 60, 20 / 60])
     assert found.last("eval/episodic_return") == 7.0

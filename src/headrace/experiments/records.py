@@ -127,12 +127,21 @@ def minutes(lines: Sequence[dict[str, float]], starts: Sequence[float]) -> list[
 
 
 def minutes_of(folder: Path) -> float:
-    """Minutes for which the run in a folder was trained so far; 0 where there is none that can be read."""
+    """Minutes for which the run in a folder was trained until its newest checkpoint, from which it goes on; 0 where there is none
+    that can be read."""
     found, starts = [0.0], _starts(_system(folder))
     for path in _metrics(folder):
+        saved = max(map(_numbers, path.parent.glob("checkpoints/*-step-*")), default=(0, -1))[1]
         with suppress(OSError):
-            found += minutes(of_training(read_jsonl(path)), starts)
+            lines = of_training(read_jsonl(path))
+            found += [m for line, m in zip(lines, minutes(lines, starts), strict=True) if line["global_step"] <= saved]
     return max(found)
+
+
+def _numbers(checkpoint: Path) -> tuple[int, int]:
+    """The sequence number and the step in the name of a checkpoint's folder; (0, -1) of one that is not finished."""
+    name = re.fullmatch(r"(\d+)-step-(\d+)", checkpoint.name)
+    return (int(name[1]), int(name[2])) if name else (0, -1)
 
 
 def newest(folder: Path) -> dict[str, float] | None:
