@@ -101,6 +101,18 @@ def test_a_warning_is_a_line_without_source(run, headrace, tmp_path):
     assert len(shown.err.splitlines()) == 1
 
 
+def test_any_checkpoint_of_a_run_can_be_evaluated(run, headrace, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(run[0], folder)
+    headrace("train", *SMALL, "--run.folder", folder, "--learning.total_steps", 7000)
+    for saved in (folder / "checkpoints").iterdir():
+        played = json.loads(headrace("eval", folder, "--episodes", 1, "--json", "--checkpoint", saved).out)
+        assert played["step"] == int(saved.name.rpartition("-")[2])
+    said = headrace("eval", folder, "--checkpoint", "7000", code=2).err
+    assert said.startswith("headrace: there is no checkpoint 7000: give newest, best, or a folder such as ")
+    assert f"{folder}/checkpoints/0" in said
+
+
 def test_watch_writes_a_video_that_plays(run, headrace, tmp_path):
     imageio = pytest.importorskip("imageio.v2")
     folder, _ = run

@@ -127,7 +127,9 @@ def setting_name(word: str) -> str:
 def _perhaps(flag: str) -> str:
     """A hint about a flag that does not exist."""
     meant = suggestions(flag, _SETTINGS)
-    flags = " or ".join(f"--{name.replace('_', '-')}" for name in meant)
+    off = flag.startswith("--no-")
+    words = [name.replace(".", ".no-") if off and name in _SWITCHES else name for name in meant]
+    flags = " or ".join(f"--{word.replace('_', '-')}" for word in words)
     return f"did you mean {flags}?" if meant else "headrace train --help-all shows every flag"
 
 

@@ -19,6 +19,7 @@ from headrace.processes.output import discard, tolerantly
 
 Imports = Annotated[tuple[str, ...], tyro.conf.arg(name="import")]
 NumEnvs = Annotated[int, Range(1, 65_536)]
+Which = Literal["newest", "best"] | Path
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -29,8 +30,9 @@ class PolicyOptions:
     """Run folder, a folder that `headrace share` wrote, hf://NAME for one on the Hugging Face hub, or an ONNX file."""
     policy: Annotated[int, Range(0, 255)] = 0
     """Number of the policy, from 0, where the run trained several (`population.size`)."""
-    checkpoint: Literal["newest", "best"] = "newest"
-    """Checkpoint that is loaded."""
+    checkpoint: Which = "newest"
+    """Checkpoint that is loaded: the newest, the best (that of the highest mean return of the last 100 training episodes), or the
+    one in a folder, RUN/checkpoints/NAME."""
     deterministic: bool = False
     """Take the most probable action, or the one of the highest value. Off: actions are sampled as in training. In Python,
     `policy.act` is deterministic by default."""
@@ -47,8 +49,9 @@ class ExportOptions:
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Run folder."""
-    which: Annotated[Literal["newest", "best"], tyro.conf.arg(name="checkpoint")] = "newest"
-    """Checkpoint that is written."""
+    which: Annotated[Which, tyro.conf.arg(name="checkpoint")] = "newest"
+    """Checkpoint that is written: the newest, the best (that of the highest mean return of the last 100 training episodes), or
+    the one in a folder, RUN/checkpoints/NAME."""
     policy: Annotated[int, Range(0, 255)] | None = None
     """Number of the policy, from 0; needed where the run trained several (`population.size`)."""
     seed: Annotated[int, Range(0, 2**53)] = 0

@@ -49,7 +49,8 @@ def run(arguments: list[str]) -> int:
 
     import_files(asked.imports)
     one = load_policy(asked.run, which=asked.checkpoint, policy=asked.policy, imports=asked.imports)
-    other = matchmaking.load_player(asked.against, one.spec, asked.checkpoint, asked.against_policy, asked.imports)
+    which = "newest" if isinstance(asked.checkpoint, Path) else asked.checkpoint  # a folder is of the first player's run
+    other = matchmaking.load_player(asked.against, one.spec, which, asked.against_policy, asked.imports)
     options = with_limit(one.config, asked.max_episode_steps)
     results = play(
         one, other, one.config.env, options, asked.matches, num_envs=asked.num_envs, deterministic=asked.deterministic,

@@ -118,13 +118,15 @@ def _load_shared(model: torch.nn.Module, path: Path) -> int:
 
 
 def _checkpoint(run: os.PathLike[str] | str, which: Which, use: checkpoint.Use) -> Checkpoint:
+    folder = Path(run) / "checkpoints"
     if isinstance(which, Path):
+        if not which.is_dir():
+            raise ConfigError(f"there is no checkpoint {which}: give newest, best, or a folder such as {checkpoint.some(folder)}")
         one = checkpoint.load(which)
         use(one)
         return one
     if which not in ("newest", "best"):
         raise ConfigError(f"which is {which!r:.100}; it must be newest, best, or a checkpoint's folder as a pathlib.Path")
-    folder = Path(run) / "checkpoints"
     found = (checkpoint.load_newest if which == "newest" else checkpoint.load_best)(folder, use)
     if found is None:
         missing = "checkpoint yet" if which == "newest" else "checkpoint with a score (100 finished episodes) yet"

@@ -292,6 +292,11 @@ def find(folder: Path, step: int) -> Path | None:
     return next((path for _, path in reversed(_entries(folder)) if path.name.endswith(f"-step-{step}")), None)
 
 
+def some(folder: Path) -> Path:
+    """The path of the newest checkpoint in `folder`, which is not read; without one, of a checkpoint that might be there."""
+    return next((path for _, path in reversed(_entries(folder))), folder / "000001-step-1000")
+
+
 def _first_usable(paths: Iterable[Path], use: Use | None, folder: Path, damaged: list[str]) -> Checkpoint | None:
     """The first usable checkpoint of `paths`. `damaged`: messages about checkpoints already found to be unusable."""
     for path in paths:
