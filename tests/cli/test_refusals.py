@@ -38,7 +38,7 @@ TRAIN = "train --env gym/CartPole-v1"
         ("eval a --episodes ten", "--episodes takes a whole number: --episodes 100"),
         ("eval --json a b", "eval does not take 'b' here: headrace eval --help shows what it takes"),
         ("eval a --episode 10", "there is no flag --episode; did you mean --episodes?"),
-        ("eval a --checkpoint latest", "--checkpoint takes newest or best: --checkpoint newest"),
+        ("eval a --checkpoint b --episodes ten", "--episodes takes a whole number: --episodes 100"),
         ("watch a --video", "--video takes a path or None: --video VIDEO"),
         (
             "tune gym/CartPole-v1 --batch-sizes 64,128",

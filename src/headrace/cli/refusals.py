@@ -137,15 +137,16 @@ def _options(kind: type, default: Any, prefix: str = "") -> Iterator[_Option]:
             continue
         extras = typing.get_args(hint)[1:] if typing.get_origin(hint) is typing.Annotated else ()
         bare = str if tyro.conf.UseAppendAction in extras else _plain(hint)  # a flag for each value
-        union = typing.get_args(bare) if typing.get_origin(bare) in (typing.Union, types.UnionType) else ()
+        union = typing.get_args(bare) if typing.get_origin(bare) in (typing.Union, types.UnionType) else (bare,)
+        kinds = [option for option in union if option is not types.NoneType]
         named = next((extra.name for extra in extras if getattr(extra, "name", None)), field.name)
         metavar = next((extra.metavar for extra in extras if getattr(extra, "metavar", None)), None)
         unit = re.search(r"\((seconds|minutes)\)", docs[field.name])
         yield _Option(
             flag=metavar if metavar and tyro.conf.Positional in extras else f"--{prefix}{named}".replace("_", "-"),
-            type=_plain(next((option for option in union if option is not types.NoneType), bare)),
+            type=_plain(kinds[0]) if len(kinds) == 1 else str,  # of several kinds one is a path, which may be any word
             default=value,
-            optional=bool(union),
+            optional=len(kinds) < len(union),
             unit=unit[1] if unit else "",
             name=metavar or named.rpartition("_")[2].upper(),
         )
