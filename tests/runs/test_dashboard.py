@@ -137,6 +137,19 @@ def test_without_a_terminal_one_line_per_interval():
     assert lines[1] == "[note] a message of two"
 
 
+def test_the_time_left_is_that_of_the_limit_that_comes_first():
+    console = Console(file=io.StringIO(), width=60)
+    for minutes, left in ((30.0, "left 30:00"), (1e4, "left 2:05:00"), (None, "left 2:05:00")):
+        with closing(Dashboard(override(Config(), **{"run.max_minutes": minutes}), console)) as dashboard:
+            dashboard.begun()
+            dashboard.update(METRICS)
+            assert left in console.file.getvalue().splitlines()[-1].replace("29:59", "30:00")
+            dashboard.update({**METRICS, "charts/SPS_interval": math.nan})
+            without_speed = console.file.getvalue().splitlines()[-1]
+            assert ("left -" if minutes is None else "left ") in without_speed
+            assert "left 0:00" not in without_speed
+
+
 def test_the_last_batch_may_go_past_the_total():
     assert "left 0:00" in draw([{**METRICS, "global_step": 10_001_000.0}])
 

@@ -90,10 +90,16 @@ class Dashboard:
         self.metrics: dict[str, float] = {"sampling/faults": 0.0}
         self.curve((), anew=True)
         self._policies: dict[int, str] = {}  # by policy, its return and rating
+        self._ends = math.inf  # when `run.max_minutes` are over (seconds, monotonic)
         self._live: Live | None = None
         if config.run.dashboard and self.console.is_terminal and not self.console.is_dumb_terminal:
             self._live = Live(console=self.console, auto_refresh=False, get_renderable=self._screen)
             self._live.start()
+
+    def begun(self) -> None:
+        """Learning has begun: the time limit counts from now on."""
+        if self.config.run.max_minutes is not None:
+            self._ends = time.monotonic() + 60 * self.config.run.max_minutes
 
     def update(self, metrics: dict[str, float]) -> None:
         """Show the metrics of one interval. Keys are those of `headrace.runs.metrics.KEYS`; a missing one is not shown."""
@@ -154,8 +160,11 @@ class Dashboard:
 
     @property
     def _seconds_left(self) -> float:
+        """Until all steps are done or the time limit is reached, whichever is first. NaN: not known."""
         speed = self._value("charts/SPS_interval")
-        return max(0, self.config.learning.total_steps - self._step) / speed if speed > 0 else math.nan
+        steps = (self.config.learning.total_steps - self._step) / speed if speed > 0 else math.inf
+        left = max(0.0, min(steps, self._ends - time.monotonic()))
+        return left if left < math.inf else math.nan
 
     def _line(self) -> str:
         parts = [

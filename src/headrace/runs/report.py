@@ -69,6 +69,8 @@ class Reporter:
         """Take one report. `times`: the clocks of all workers by role, [workers, phases + 2]; `restarts`: processes replaced."""
         kind, policy = report.kind, report.policy
         if kind == "start":
+            if policy == 0 and policy not in self._began:  # not where a learner is replaced
+                self._dashboard.begun()
             self._began.setdefault(policy, report.content)
             with explained(self._folder.path):
                 problem = self._writers[policy].rewind(report.content)
