@@ -12,6 +12,7 @@ built-in Atari games (`gymnasium.make_vec("headrace/Pong-v5", ...)`) are registe
 
 import importlib
 import os
+import signal
 import sys
 import types
 from typing import Any
@@ -48,8 +49,17 @@ def _end_quietly(kind: type[BaseException], *error: Any) -> None:
     sys.__excepthook__(kind, *error)
 
 
+def end_at_once(number: int, frame: Any) -> None:
+    """The handler of SIGINT while the command line is imported, until `headrace.cli.main` begins: an exception could be lost
+    there, or abort the process in the C++ of a package, and there is nothing to clean up."""
+    os._exit(130)
+
+
 if os.path.basename("".join(sys.argv[:1])) in ("headrace", "-m"):  # as `headrace` and `python -m headrace.cli` begin
     sys.excepthook = _end_quietly
+    named = os.path.basename("".join(sys.orig_argv[1:2])) == "headrace" or sys.orig_argv[1:3] == ["-m", "headrace.cli"]
+    if named and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in its children
+        signal.signal(signal.SIGINT, end_at_once)
 
 
 class _Package(types.ModuleType):

@@ -12,6 +12,7 @@ import importlib.metadata
 import io
 import os
 import shlex
+import signal
 import sys
 import threading
 import warnings
@@ -20,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
+from headrace import end_at_once
 from headrace.cli import compare, envs, eval, export, play, report, search, serve_envs, share, status, stop, train, tune, watch
 from headrace.config import Config, ConfigError, hardware
 from headrace.processes import ranks
@@ -59,6 +61,8 @@ THREADS_END = 3.0  # seconds that threads may go on for when the command is done
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. Does not return in a rank of several. Without `arguments` it ends the process
     if threads that an environment has left would keep it alive."""
+    if signal.getsignal(signal.SIGINT) is end_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     occupy_standard_streams()
     try:
         several = hardware.rank().size > 1
