@@ -99,7 +99,11 @@ def interrupts(on_request: Callable[[], None]) -> Iterator[Interrupt]:
 @contextmanager
 def heard_afterwards() -> Iterator[None]:
     """Raises `KeyboardInterrupt` after the context if somebody has asked for the end within it. Ctrl-C while torch is imported
-    would abort the process: the exception cannot pass through its C++."""
+    would abort the process: the exception cannot pass through its C++. Where Ctrl-C raises nothing, as within `interrupts` and
+    in child processes, nothing changes."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
     with interrupts(lambda: None) as interrupt:
         yield
     if interrupt.requested:

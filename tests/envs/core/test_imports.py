@@ -335,3 +335,16 @@ def test_an_error_that_comes_again_ends_the_run_at_once(tmp_path: Path) -> None:
     assert "RunFailed" in done.stderr
     assert "not_there_any_more" in done.stderr
     assert "restart" not in done.stderr + done.stdout
+
+
+def test_ctrl_c_waits_until_a_file_is_imported(tmp_path):
+    """The file may be importing torch, whose C++ aborts the process when an exception meets it."""
+    (tmp_path / "slow_file.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.1)\nprint('imported')\n"
+    )
+    command = [sys.executable, "-m", "headrace.cli", "train", "--env", "gym/CartPole-v1", "--import", "slow_file.py"]
+    run = subprocess.run(
+        [*command, "--run.folder", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (130, "imported\n", "")
+    assert not (tmp_path / "run").exists()

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from headrace.config import Config, ConfigError
 from headrace.config.file_reading import shortened
+from headrace.processes.interrupt import heard_afterwards
 
 _imported: dict[str, None] = {}  # what `import_files` has imported, in order (the keys): absolute paths, and names of modules
 _importing: list[str] = []  # what `import_files` is importing now: more than one if a file calls it, too
@@ -36,7 +37,8 @@ def import_files(names: Iterable[str | os.PathLike[str]]) -> None:
         if not _is_here(name):
             _importing.append(name)
             try:
-                _import_file(Path(name)) if os.sep in name else import_module(name)
+                with heard_afterwards():  # it may import torch
+                    _import_file(Path(name)) if os.sep in name else import_module(name)
             finally:
                 _importing.pop()
         _imported[name] = None
