@@ -3,14 +3,14 @@ message is a box with Python's names of types."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
-import json
+import io
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,13 @@ _WORDS = {int: "a whole number", float: "a number", str: "text", Path: "a path",
 class _Option:
     """A field of a command's options."""
 
-    flag: str
-    """As it is typed; in capitals if it is a word without a flag."""
-    type: Any
-    """Without None."""
+    flag: str  # as it is typed; in capitals if it is a word without a flag
+    hint: Any
+    type: Any  # the hint's without None; of several types one is a path, and so any text
     default: Any
-    optional: bool
-    """It may be None."""
+    optional: bool  # it may be None
     unit: str
-    name: str
-    """What stands for a value, in capitals."""
+    name: str  # what stands for a value, in capitals
 
     @property
     def required(self) -> bool:
@@ -50,20 +47,17 @@ class _Option:
         """The types of a list's items; empty for what is no list."""
         return tuple(map(_plain, typing.get_args(self.type))) if typing.get_origin(self.type) is tuple else ()
 
-    def accepts(self, words: Sequence[str]) -> bool:
-        if self.optional and words == ["None"]:
-            return True
-        if not self.items:
-            return len(words) >= 1 and _accepts(words[0], self.type)
-        pair = self.items[-1] is not ...
-        return all(_accepts(word, self.items[0]) for word in words) and (not pair or len(words) == len(self.items))
-
     def refuses(self, words: Sequence[str]) -> str | None:
         """What the flag takes instead of these words, and how it is written; None if it accepts them."""
         if self.switch:
             off = re.sub(r"(--.*[.]|--)", r"\1no-", self.flag)
             return f"no value: {self.flag} or {off}" if words else None
-        return None if self.accepts(words) else f"{self._takes()}: {self.flag} {self.example(words)}"
+        try:  # the parser says whether, but not why
+            with contextlib.redirect_stderr(io.StringIO()):
+                tyro.cli(self.hint, args=words if self.items else words[:1])
+        except SystemExit:
+            return f"{self._takes()}: {self.flag} {self.example(words)}"
+        return None
 
     def _takes(self) -> str:
         if self.items:
@@ -98,19 +92,6 @@ def _plain(hint: Any) -> Any:
     return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
 
 
-def _accepts(word: str, kind: Any) -> bool:
-    if typing.get_origin(kind) is typing.Literal:
-        return word in typing.get_args(kind)
-    if kind is bool:
-        return word in ("True", "False")
-    readers: dict[Any, Callable[[str], Any]] = {int: int, float: float, dict: json.loads}
-    try:
-        readers.get(typing.get_origin(kind) or kind, str)(word)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 def _number(word: str, option: _Option) -> str | None:
     """The number that 1e6, 1M, 500k, 1,000,000 or 0,99 mean, and for a time 30s, 5m or 1h; None for anything else."""
     if match := re.fullmatch(r"([\d.]+)([smh])(?:in|ins|ec|secs?|ours?)?", word):
@@ -120,7 +101,7 @@ def _number(word: str, option: _Option) -> str | None:
     unit = word[len(digits) :]
     if option.type is int:
         digits = re.sub(r"(?<=\d)[,'](?=\d{3}\b)", "", digits)
-    with suppress(ValueError, OverflowError):
+    with contextlib.suppress(ValueError, OverflowError):
         number = float(digits.replace(",", ".")) * STEPS[{"K": "k", "m": "M"}.get(unit, unit)]
         return f"{number:g}" if option.type is float else str(int(number)) if number == int(number) else None
     return None
@@ -144,7 +125,8 @@ def _options(kind: type, default: Any, prefix: str = "") -> Iterator[_Option]:
         unit = re.search(r"\((seconds|minutes)\)", docs[field.name])
         yield _Option(
             flag=metavar if metavar and tyro.conf.Positional in extras else f"--{prefix}{named}".replace("_", "-"),
-            type=_plain(kinds[0]) if len(kinds) == 1 else str,  # of several kinds one is a path, which may be any word
+            hint=bare if bare is str else hint,
+            type=_plain(kinds[0]) if len(kinds) == 1 else str,
             default=value,
             optional=len(kinds) < len(union),
             unit=unit[1] if unit else "",
