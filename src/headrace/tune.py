@@ -33,8 +33,7 @@ from headrace.runs.files import write_whole
 if TYPE_CHECKING:
     from headrace.envs.core.contract import EnvSpec
 
-Settings = dict[str, Any]
-"""Dotted settings that differ from the defaults."""
+Settings = dict[str, Any]  # dotted settings that differ from the defaults
 
 TUNABLE = (
     "sampling.num_workers",

@@ -7,5 +7,4 @@ rounds once less).
 
 from headrace_atari import use_processor_level
 
-LEVEL = use_processor_level(__path__)
-"""The level in use. None: built from source."""
+LEVEL = use_processor_level(__path__)  # the level in use. None: built from source.

@@ -26,10 +26,8 @@ from headrace.transport.streams import Backoff, Caller, Stream
 
 GONE_TIMEOUT = 20.0
 """Seconds after which a member ends that has lost the learner and finds that nobody listens there any more."""
-ANSWER_TIMEOUT = 10.0
-"""Seconds that the learner's machine may take to answer a member that dials it."""
-END_TIMEOUT = 10.0
-"""Seconds that the first rank may take to end a run whose failure it was told."""
+ANSWER_TIMEOUT = 10.0  # seconds that the learner's machine may take to answer a member that dials it
+END_TIMEOUT = 10.0  # seconds that the first rank may take to end a run whose failure it was told
 AWAY = re.compile("timed out|timeout|no answer|no route|unreachable", re.IGNORECASE)
 """How calls fail while a machine, or the network to it, is away."""
 

@@ -19,12 +19,10 @@ from headrace.transport.listeners import Listener
 from headrace.transport.messages import ProtocolError, Refused
 from headrace.transport.streams import Endpoint, Stream
 
-SILENCE = 20.0
-"""Seconds without a report after which a node counts as lost; it reports every second."""
+SILENCE = 20.0  # seconds without a report after which a node counts as lost; it reports every second
 START_TIMEOUT = 300.0
 """Seconds that a member may take for its first report: it imports PyTorch and starts its processes before."""
-SPARE_STREAMS = 64
-"""Streams beside those of the nodes, for others that wait or are refused."""
+SPARE_STREAMS = 64  # streams beside those of the nodes, for others that wait or are refused
 
 
 @dataclass(eq=False)
@@ -36,8 +34,7 @@ class Rank:
     stream: Stream
     counts: Any = 0.0
     """What it reported last of its receivers, see `Shared.counts`; a rank in its place counts from the beginning."""
-    done: float = 0.0
-    """When its learner was done (perf_counter); 0: it is not."""
+    done: float = 0.0  # when its learner was done (perf_counter); 0: it is not
 
     @property
     def name(self) -> str:
@@ -53,10 +50,8 @@ class Node:
     generation: int
     host: str
     stream: Stream
-    restarts: int = 0
-    """Processes that it has replaced."""
-    clocks: dict[str, np.ndarray] = field(default_factory=dict)
-    """What it reported last, see `RunControl.clocks`."""
+    restarts: int = 0  # processes that it has replaced
+    clocks: dict[str, np.ndarray] = field(default_factory=dict)  # what it reported last, see `RunControl.clocks`
 
     @property
     def name(self) -> str:
@@ -87,20 +82,13 @@ class Membership:
     ) -> None:
         self._shared, self._control, self._rows, self._welcome = shared, control, rows, welcome
         self._code, self._places = user_code.parts(code), shared.nodes
-        self.nodes: dict[int, Node] = {}
-        """Those that are there, by number."""
-        self.ranks: dict[int, Rank] = {}
-        """The same for learner ranks; the first is this process."""
-        self._hosts: dict[int, str] = {}
-        """Where the receivers of each rank are, or were last."""
-        self.notices: deque[str] = deque()
-        """Texts for the user, not yet passed on."""
-        self.failures: deque[str] = deque()
-        """Errors of nodes that would come again."""
-        self.restarts = 0
-        """Processes that nodes have replaced, and nodes that were lost."""
-        self.rank_lost = 0.0
-        """When a learner rank was lost (perf_counter), until that is taken."""
+        self.nodes: dict[int, Node] = {}  # those that are there, by number
+        self.ranks: dict[int, Rank] = {}  # the same for learner ranks; the first is this process
+        self._hosts: dict[int, str] = {}  # where the receivers of each rank are, or were last
+        self.notices: deque[str] = deque()  # texts for the user, not yet passed on
+        self.failures: deque[str] = deque()  # errors of nodes that would come again
+        self.restarts = 0  # processes that nodes have replaced, and nodes that were lost
+        self.rank_lost = 0.0  # when a learner rank was lost (perf_counter), until that is taken
         self._ending = False
         self._lock = threading.Lock()
         self._began = (monotonic(), self._shared.counts.copy())

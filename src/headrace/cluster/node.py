@@ -26,8 +26,7 @@ from headrace.runs.error_texts import explain
 from headrace.sampling.placements.base import Placement, RunFailed
 from headrace.sampling.placements.processes import ProcessPlacement
 
-STATUS_INTERVAL = 1.0
-"""Seconds between two reports of what the workers do."""
+STATUS_INTERVAL = 1.0  # seconds between two reports of what the workers do
 
 
 def run_node(link: Link, imports: tuple[str, ...] | None = None, say: Callable[[str], None] = show) -> int:

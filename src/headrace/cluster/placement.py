@@ -37,10 +37,8 @@ from headrace.transport.credentials import Credentials
 from headrace.transport.messages import HEADER, LARGEST_MESSAGE
 from headrace.transport.streams import Endpoint
 
-REPORT_INTERVAL = 1.0
-"""Seconds between two reports of a learner rank to the first."""
-END_TIMEOUT = 15.0
-"""Seconds that nodes have to end by themselves."""
+REPORT_INTERVAL = 1.0  # seconds between two reports of a learner rank to the first
+END_TIMEOUT = 15.0  # seconds that nodes have to end by themselves
 NOTICE_TIMEOUT = 5.0
 """Seconds from the loss of a rank in which learners notice it where the connections between them were closed."""
 WAITING_INTERVAL, REMINDING_INTERVAL = 15.0, 600.0
@@ -61,8 +59,7 @@ class Receivers(ProcessPlacement):
     ) -> None:  # fmt: skip
         self.nodes, self._given, self._listen, self._own = config.cluster.most_nodes, config, listen, own
         self._shared = Shared(self.nodes, listen, own, config.cluster.learners)
-        self._place: dict[str, str] = {}
-        """Environment variables that place this rank's learner among the others."""
+        self._place: dict[str, str] = {}  # environment variables that place this rank's learner among the others
         self._rank_lost = 0.0
         """When another rank was lost (perf_counter); 0 if this rank's learner cannot wait for one any more."""
         self.trajectory_fields = SUMMARY if config.replay_shards else None
@@ -126,8 +123,7 @@ class Cluster(Receivers):
     def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent, members: Members | None = None):
         self._engine = make_engine(config)
         self._membership: Membership | None = None
-        self._restarts_elsewhere = 0
-        """What `restarts` has of `Membership.restarts`."""
+        self._restarts_elsewhere = 0  # what `restarts` has of `Membership.restarts`
         try:
             super().__init__(config, spec, make_agent, 0, self._engine.listen, self._engine.own, members)
             self._code = pack(config) if self._engine.sends_code else b""

@@ -43,8 +43,7 @@ class StateCodec:
             arrays |= {"baseline": ((M, N, 2), REAL), "rating": ((M,), REAL), "step": ((M,), NUMBER), "open": ((M,), FLAG)}
             arrays |= {"moved": ((N,), REAL), "recent": ((N, 2), REAL), "now": ((), NUMBER), "done": ((), FLAG)}
         self._layout = _layout(**arrays)
-        self.needed = bool(arrays)
-        """Whether there is anything to tell."""
+        self.needed = bool(arrays)  # whether there is anything to tell
 
     def schema(self) -> list[list[Any]]:
         """What both sides must agree about."""

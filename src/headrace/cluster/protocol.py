@@ -65,28 +65,22 @@ from headrace.transport.failures import TlsFlags
 from headrace.transport.messages import LARGEST_MESSAGE, ProtocolError, Refused, read_json
 from headrace.transport.streams import Endpoint, Service
 
-PROTOCOL = 7
-"""Version of this protocol. Both sides must have the same."""
+PROTOCOL = 7  # version of this protocol. Both sides must have the same.
 MEMBERSHIP = Service("/headrace.Cluster/Membership", "learner of a cluster")
 TRAJECTORIES = Service("/headrace.Cluster/Trajectories", "learner of a cluster")
 FLAGS = TlsFlags("--cluster.ca", "--cluster.tls-cert and --cluster.tls-key")
-TRAJECTORY, WANT, SHARD, SAMPLES, TOLD, RESULTS = 1, 2, 3, 4, 5, 6
-"""Kinds of messages from a node."""
-CREDIT, WEIGHTS, DRAW, COUNTED, VERSION, STATE = 1, 2, 3, 4, 5, 6
-"""Kinds of messages from the learner."""
-HELLO_TIMEOUT = 30.0
-"""Seconds that a handshake message may take."""
+TRAJECTORY, WANT, SHARD, SAMPLES, TOLD, RESULTS = 1, 2, 3, 4, 5, 6  # kinds of messages from a node
+CREDIT, WEIGHTS, DRAW, COUNTED, VERSION, STATE = 1, 2, 3, 4, 5, 6  # kinds of messages from the learner
+HELLO_TIMEOUT = 30.0  # seconds that a handshake message may take
 
 
 @dataclass(frozen=True)
 class Link:
     """Where the learner is, and the credentials to connect to it."""
 
-    address: str
-    """Of the membership stream, HOST:PORT."""
+    address: str  # of the membership stream, HOST:PORT
     own: Credentials
-    wait: float
-    """Seconds for which the node tries to reach the learner at its start."""
+    wait: float  # seconds for which the node tries to reach the learner at its start
 
     def endpoint(self, service: Service, port: int | None = None) -> Endpoint:
         """The node's side of a service, at another port of the same host if one is given."""

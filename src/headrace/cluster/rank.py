@@ -28,8 +28,7 @@ from headrace.sampling.placements.processes import learner_main
 from headrace.sampling.worker_process import Start
 from headrace.transport.credentials import is_local
 
-INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Environment variable with the network interface for gradients."""
+INTERFACE = "GLOO_SOCKET_IFNAME"  # environment variable with the network interface for gradients
 ELSEWHERE, PORT = "192.0.2.1", 9
 """An address that no machine has, and a port: the way there is the way to other networks. Nothing is sent."""
 
@@ -64,12 +63,9 @@ class Joined:
     rank: int
     link: Link
     member: Member
-    listen: str
-    """Where its receivers are to listen."""
-    variables: dict[str, str]
-    """See `place_of`."""
-    ended: bool = False
-    """Whether the run has."""
+    listen: str  # where its receivers are to listen
+    variables: dict[str, str]  # see `place_of`
+    ended: bool = False  # whether the run has
 
     @property
     def host(self) -> str:

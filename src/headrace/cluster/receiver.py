@@ -35,14 +35,11 @@ from headrace.transport.listeners import Listener
 from headrace.transport.messages import HEADER, ProtocolError, Refused, header
 from headrace.transport.streams import Stream
 
-SPARE_STREAMS = 3
-"""Streams beside those of the node, which are about to be refused."""
-LARGEST_ORDER = 2**31 - 1
-"""Largest number of a trajectory, see `TrajectoryStore.order`."""
+SPARE_STREAMS = 3  # streams beside those of the node, which are about to be refused
+LARGEST_ORDER = 2**31 - 1  # largest number of a trajectory, see `TrajectoryStore.order`
 MOST_REASONS = 20
 """Most reasons for the end of a stream that a receiver tells the user: those of a broken node may have numbers in them."""
-SLOT_POLL = 0.005
-"""Seconds that one policy waits for a free slot while trajectories of others may wait, too."""
+SLOT_POLL = 0.005  # seconds that one policy waits for a free slot while trajectories of others may wait, too
 
 
 @dataclass(eq=False)
@@ -53,16 +50,11 @@ class _Session:
     generation: int
     waiting: deque[bytes] = field(default_factory=deque)
     """Trajectories that have arrived and wait for a slot, the oldest first: at most as many as the node has had credits."""
-    wants: bool = False
-    """Whether the node waits for weights."""
-    sent: int = 0
-    """`WeightStore.updates` of the weights sent last."""
-    told: bool = True
-    """Whether the node has written the state sent last."""
-    state: bytes = b""
-    """That state."""
-    state_due: float = 0.0
-    """When the next one may be sent (perf_counter)."""
+    wants: bool = False  # whether the node waits for weights
+    sent: int = 0  # `WeightStore.updates` of the weights sent last
+    told: bool = True  # whether the node has written the state sent last
+    state: bytes = b""  # that state
+    state_due: float = 0.0  # when the next one may be sent (perf_counter)
     versions: dict[int, int] = field(default_factory=dict)
     """The past versions that were sent: the step of the one in each place."""
 
@@ -86,8 +78,7 @@ class Receiver:
         self._standings = placement.memory.standings
         self.counts, self.lock = shared.counts[node], threading.Lock()
         """What has arrived from the node, see `Shared.counts`; and what is held while something of a session is written."""
-        self.changed = threading.Event()
-        """A trajectory waits for a slot."""
+        self.changed = threading.Event()  # a trajectory waits for a slot
         self._clock = self._control.clock("rollout", node)
         self._policies = [PolicyReceiver(self, placement, shared, p) for p in range(placement.memory.learners)]
         streams = len(self._policies) + SPARE_STREAMS

@@ -13,8 +13,7 @@ from headrace.config import Config, ConfigError
 from headrace.config.hardware import place
 from headrace.transport.credentials import TOKEN_VARIABLE, credentials
 
-PORT = 7780
-"""Where the learner's machine listens, unless `cluster.listen` says otherwise."""
+PORT = 7780  # where the learner's machine listens, unless `cluster.listen` says otherwise
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 """Variables that place learner ranks in a run without a cluster."""
 
@@ -23,13 +22,10 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 class Machine:
     """This machine among those that run the same command."""
 
-    index: int = 0
-    """0: the learner's machine."""
+    index: int = 0  # 0: the learner's machine
     count: int = 1
-    learner: str = ""
-    """Host of the learner's machine; "" where there is only one."""
-    source: str = ""
-    """Who says so."""
+    learner: str = ""  # host of the learner's machine; "" where there is only one
+    source: str = ""  # who says so
 
 
 def machine_of(variables: Mapping[str, str]) -> Machine:

@@ -29,23 +29,18 @@ FRAMES, FIRST, NEXT = "frames/", "first/", "next/"
 class Drawn(NamedTuple):
     """Samples as a shard drew them, before they are written as a message."""
 
-    arrays: dict[str, np.ndarray]
-    """As `SampleCodec.arrays` lays them out; of frames as many as there are."""
-    total: float
-    """The sum of priority ^ alpha of the shard when they were drawn."""
+    arrays: dict[str, np.ndarray]  # as `SampleCodec.arrays` lays them out; of frames as many as there are
+    total: float  # the sum of priority ^ alpha of the shard when they were drawn
 
 
 @dataclass(frozen=True)
 class Samples:
     """A message of samples, as the learner reads it."""
 
-    number: int
-    """Of the request that it answers."""
-    statistics: np.ndarray
-    """float64 [STATISTICS], after the draw."""
+    number: int  # of the request that it answers
+    statistics: np.ndarray  # float64 [STATISTICS], after the draw
     total: float
-    arrays: dict[str, np.ndarray]
-    """Views of the message."""
+    arrays: dict[str, np.ndarray]  # views of the message
 
 
 class SampleCodec:
@@ -74,8 +69,7 @@ class SampleCodec:
                 "frames": ArraySpec((len(self._observed),), np.dtype(np.int64)),
             }
         )
-        self.largest = self._body(size, self.most_frames(size)).nbytes
-        """Most bytes of a message, before compression."""
+        self.largest = self._body(size, self.most_frames(size)).nbytes  # most bytes of a message, before compression
         if self.largest > LARGEST_MESSAGE:
             raise ConfigError(
                 f"a batch of {self.largest / 2**20:,.0f} MiB is too large to be sent by a shard of the replay "

@@ -32,10 +32,8 @@ class Shard:
 
     def __init__(self, replay: Replay, writer: SlotWriter, codec: SampleCodec) -> None:
         self._replay, self._writer, self._codec = replay, writer, codec
-        self.schema = codec.schema()
-        """What the learner must agree about."""
-        self._largest = 1.0
-        """The largest priority so far, as the learner has said."""
+        self.schema = codec.schema()  # what the learner must agree about
+        self._largest = 1.0  # the largest priority so far, as the learner has said
 
     @classmethod
     def of(cls, placement: Placement, p: int) -> Shard:

@@ -20,10 +20,8 @@ class ShardRelay:
 
     def __init__(self, replay: ShardedReplay, node: int) -> None:
         self._table, self._codec, self._node = replay.table, replay.codec, node
-        self.schema: Any = replay.codec.schema()
-        """What the node must agree about."""
-        self._open: tuple[Stream, int] | None = None
-        """The stream to the shard, and the node's generation."""
+        self.schema: Any = replay.codec.schema()  # what the node must agree about
+        self._open: tuple[Stream, int] | None = None  # the stream to the shard, and the node's generation
         self._table.end(node)  # of a receiver that this one replaces
 
     def begin(self, stream: Stream, generation: int) -> None:

@@ -19,10 +19,8 @@ from headrace.shm.primitives import Words
 from headrace.shm.segment import Mapped, Segment
 from headrace.transport.messages import HEADER, ProtocolError
 
-DRAWS = 2
-"""Draws that are under way at a time: while one is learned from or waits, the next one crosses the network."""
-PREFIX = struct.Struct("<qqdd?7xqq")
-"""Of a DRAW message, behind its header: see `Request`."""
+DRAWS = 2  # draws that are under way at a time: while one is learned from or waits, the next one crosses the network
+PREFIX = struct.Struct("<qqdd?7xqq")  # of a DRAW message, behind its header: see `Request`
 COUNTERS = [STATISTICS.index(name) for name in COUNTED]
 
 
@@ -30,21 +28,14 @@ COUNTERS = [STATISTICS.index(name) for name in COUNTED]
 class Request:
     """What the learner asks a shard for. New priorities come first, then transitions are evicted, then samples are drawn."""
 
-    number: int
-    """Never used again."""
-    generation: int
-    """Of the node, and so of its shard."""
-    parts: float
-    """See `SampleCodec.draw`."""
-    largest: float
-    """The largest priority so far."""
+    number: int  # never used again
+    generation: int  # of the node, and so of its shard
+    parts: float  # see `SampleCodec.draw`
+    largest: float  # the largest priority so far
     evict: bool
-    positions: np.ndarray
-    """float64 [n]; see `SampleCodec.draw`."""
-    keys: np.ndarray
-    """uint64 [m]: transitions with new priorities."""
-    priorities: np.ndarray
-    """float32 [m]."""
+    positions: np.ndarray  # float64 [n]; see `SampleCodec.draw`
+    keys: np.ndarray  # uint64 [m]: transitions with new priorities
+    priorities: np.ndarray  # float32 [m]
 
     def to_bytes(self) -> bytes:
         """The message to the node."""
@@ -108,12 +99,9 @@ class ShardTable(Mapped):
         self._views = self._layout.views(self._segment.buffer)
         self.session = self._views["session"]
         """int64 [K]: odd while a stream to the shard is open; changes whenever one begins or ends."""
-        self.generation = self._views["generation"]
-        """int64 [K]: of the node whose shard this is."""
-        self.statistics = self._views["statistics"]
-        """float64 [K, STATISTICS] of the shards that are or were there last."""
-        self.former = self._views["former"]
-        """The same of shards before, all together: only COUNTERS."""
+        self.generation = self._views["generation"]  # int64 [K]: of the node whose shard this is
+        self.statistics = self._views["statistics"]  # float64 [K, STATISTICS] of the shards that are or were there last
+        self.former = self._views["former"]  # the same of shards before, all together: only COUNTERS
 
     # -- the learner ------------------------------------------------------------------------------------------------------
 

@@ -35,10 +35,8 @@ from headrace.experience.replay.buffer import (
     in_memory_order,
 )
 
-LATE = 5.0
-"""Seconds after which a shard that has not answered is sampled no more until it does."""
-POLL = 0.1
-"""Most seconds between two looks at whether a shard is late."""
+LATE = 5.0  # seconds after which a shard that has not answered is sampled no more until it does
+POLL = 0.1  # most seconds between two looks at whether a shard is late
 SIZE, TOTAL, ROOM = (STATISTICS.index(name) for name in ("size", "total", "room"))
 
 
@@ -50,12 +48,9 @@ class _Part:
     generation: int
     number: int
     session: int
-    rows: np.ndarray
-    """int64 [n]: their places in the batch."""
-    share: float
-    """Share of the batch that is expected from this request."""
-    asked: float
-    """When (monotonic)."""
+    rows: np.ndarray  # int64 [n]: their places in the batch
+    share: float  # share of the batch that is expected from this request
+    asked: float  # when (monotonic)
 
 
 @dataclass
@@ -63,8 +58,7 @@ class _Plan:
     """A batch that is under way."""
 
     draw: int
-    sums: dict[int, float]
-    """What was known of the shards when it was drawn, of those that are still there."""
+    sums: dict[int, float]  # what was known of the shards when it was drawn, of those that are still there
     parts: list[_Part]
 
 
@@ -87,13 +81,11 @@ class ShardedReplay(LearnerReplay):
         self._draws = 0
         self._late: dict[int, tuple[int, _Part]] = {}
         """Shards that have not answered in time: the draw and the part that they were asked for."""
-        self._lock = threading.Lock()
-        """Of the following: what goes with the next requests."""
+        self._lock = threading.Lock()  # of the following: what goes with the next requests
         self._updates: list[list[tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]]] = [[] for _ in range(table.nodes)]
         self._evict = [False] * table.nodes
         self._largest = 1.0
-        self._dropped = 0
-        """Priorities for shards that are gone."""
+        self._dropped = 0  # priorities for shards that are gone
         self._measured = np.zeros((table.nodes, 3))
         """By node: samples, requests, and the sum of the relative differences between the sum known and the sum at the draw."""
 

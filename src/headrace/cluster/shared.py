@@ -23,10 +23,8 @@ class Shared(Mapped):
     def __init__(self, nodes: int, listen: str, own: Credentials, learners: int = 1) -> None:
         """`listen`: address at which this rank's machine listens; its receivers have the ports that follow, or free ones."""
         self.nodes, self.learners, self._listen, self._own = nodes, learners, listen, own
-        self.generation = Words(nodes)
-        """The generation of each node; trajectories of an older one are refused."""
-        self.port = Words(nodes)
-        """Where the receiver of each node listens; 0: it does not yet."""
+        self.generation = Words(nodes)  # the generation of each node; trajectories of an older one are refused
+        self.port = Words(nodes)  # where the receiver of each node listens; 0: it does not yet
         self.told = Words(nodes)
         """The generation of each node whose receiver is a user of past versions (`headrace.cluster.population_codec`)."""
         self._segment = Segment(8 * nodes * len(COUNTS))

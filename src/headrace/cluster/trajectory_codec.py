@@ -21,13 +21,11 @@ from headrace.config import ConfigError
 from headrace.shm.trajectory_store import TrajectoryStore
 from headrace.transport.messages import HEADER, LARGEST_MESSAGE, MessageLayout, ProtocolError
 
-KINDS = "kinds/"
-"""Prefix of the array that says what is sent of each row of a stack: uint8 [T+1, C]."""
+KINDS = "kinds/"  # prefix of the array that says what is sent of each row of a stack: uint8 [T+1, C]
 MOVED, FIRST, WHOLE, AGAIN = range(4)
 """What is sent of a row: the newest frame, where the others are those of the row before; the newest, where the others are zero;
 all; nothing, where it is the last row of the trajectory before."""
-LANE = "lane"
-"""The number of the lane among those of the node."""
+LANE = "lane"  # the number of the lane among those of the node
 FINAL = "final_obs/"
 
 
@@ -47,8 +45,7 @@ class TrajectoryCodec:
     ) -> None:
         self._store, self._S, self._packing = store, frame_stack, Packing(compression)
         self._arrays = {name: array for name, array in store.arrays.items() if kept is None or name in kept}
-        self._stacks: list[str] = []
-        """Fields of stacked frames, [T+1, C, S, bytes of a frame] as the codec sees them."""
+        self._stacks: list[str] = []  # fields of stacked frames, [T+1, C, S, bytes of a frame] as the codec sees them
         self._last: dict[tuple[str, int], np.ndarray] = {}
         """By field and lane, the last row of the newest trajectory that this stream has carried: [C, S, bytes of a frame]."""
         self._finals: list[str] = []
@@ -65,8 +62,7 @@ class TrajectoryCodec:
             else:
                 arrays[name] = ArraySpec(shape, array.dtype)
         self._layout = MessageLayout(arrays)
-        self.largest = self._layout.nbytes + largest_tail
-        """Most bytes of a message, before compression."""
+        self.largest = self._layout.nbytes + largest_tail  # most bytes of a message, before compression
         if self.largest > LARGEST_MESSAGE:
             raise ConfigError(
                 f"a trajectory of {self.largest / 2**20:,.0f} MiB is too large to be sent ({LARGEST_MESSAGE / 2**20:,.0f} MiB): "

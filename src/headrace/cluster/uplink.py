@@ -29,8 +29,7 @@ from headrace.transport.connection import Connection, Event
 from headrace.transport.messages import HEADER, ProtocolError, Refused, header
 from headrace.transport.streams import Caller, Stream, Unreachable
 
-REPORT_INTERVAL = 1.0
-"""Seconds between two reports of the results of matches."""
+REPORT_INTERVAL = 1.0  # seconds between two reports of the results of matches
 NOTICE_TIMEOUT = 10.0
 """Seconds without a stream that works after which the user is told why: receivers that are replaced, or of a run that ends, are
 away for less."""

@@ -23,10 +23,8 @@ from pathlib import Path
 from headrace.config import Config, ConfigError
 from headrace.envs.core.imports import absolute, needed_code
 
-LARGEST = 64 << 20
-"""Most bytes of code and of what is in its packages' folders."""
-PART = 8 << 20
-"""Bytes of a message."""
+LARGEST = 64 << 20  # most bytes of code and of what is in its packages' folders
+PART = 8 << 20  # bytes of a message
 _NAMES = "names.json"
 
 

@@ -26,8 +26,7 @@ from headrace.runs import checkpoint
 from headrace.runs.checkpoint import Checkpoint, CheckpointError
 from headrace.runs.training_state import load_weights
 
-Which = Literal["newest", "best"] | Path
-"""Which checkpoint of a run: the newest, the best, or the one in this folder."""
+Which = Literal["newest", "best"] | Path  # which checkpoint of a run: the newest, the best, or the one in this folder
 SHARED = "model.safetensors"  # the weights in the folder of a shared policy, which has no checkpoints
 
 

@@ -18,8 +18,7 @@ COLOURS = (
     "#a8551a", "#2d6a30", "#8c2d2f", "#3b7f7a",
 )  # fmt: skip
 HEIGHT = 300
-ROW = 26
-"""Pixels of a row of a chart with one row per configuration."""
+ROW = 26  # pixels of a row of a chart with one row per configuration
 
 
 def rounded(value: float) -> float | int:

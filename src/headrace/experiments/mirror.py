@@ -14,8 +14,7 @@ from pathlib import Path
 
 from headrace.runs.files import write_whole
 
-MOST = 32 << 20
-"""Bytes of the pieces that are sent at once."""
+MOST = 32 << 20  # bytes of the pieces that are sent at once
 
 
 @dataclass
@@ -25,8 +24,7 @@ class Changes:
     pieces: list[tuple[str, int, bytes]] = field(default_factory=list)
     """Path of a file below the folder, where the piece begins in it, and the piece."""
     removed: list[str] = field(default_factory=list)
-    more: bool = False
-    """Whether there was no room for all changes."""
+    more: bool = False  # whether there was no room for all changes
 
     def write(self, folder: Path) -> None:
         """Write them to the other folder. Raises `OSError`."""

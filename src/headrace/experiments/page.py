@@ -19,8 +19,7 @@ from headrace.config.errors import package
 from headrace.experiments.charts import Spec
 from headrace.runs.files import write_whole
 
-PNG_WIDTH = 720
-"""Pixels of a chart in a PNG, at scale 1."""
+PNG_WIDTH = 720  # pixels of a chart in a PNG, at scale 1
 
 
 @dataclass(frozen=True)

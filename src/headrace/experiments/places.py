@@ -17,10 +17,8 @@ from headrace.config import ConfigError
 from headrace.processes.interrupt import SIGNALS
 from headrace.processes.ranks import die_with_starter
 
-OUTPUT = "output.txt"
-"""In a run's folder: what the command printed."""
-LOST = -1000
-"""In the place of an exit code: the run's machine is gone, and the run goes on elsewhere."""
+OUTPUT = "output.txt"  # in a run's folder: what the command printed
+LOST = -1000  # in the place of an exit code: the run's machine is gone, and the run goes on elsewhere
 
 
 class Training(Protocol):
@@ -36,8 +34,7 @@ class Training(Protocol):
 class Places(ABC):
     """Room for a number of runs at a time, which several runners may share."""
 
-    count: int
-    """Number of runs at a time."""
+    count: int  # number of runs at a time
 
     @property
     @abstractmethod

@@ -19,8 +19,7 @@ from headrace.config import Config, ConfigError, flattened, to_dict
 from headrace.config.file_reading import Unreadable, read_json
 from headrace.runs.files import write_whole
 
-FILE = "plan.json"
-"""In the experiment's folder."""
+FILE = "plan.json"  # in the experiment's folder
 FORMAT = 1
 MINUTES = {"s": 1 / 60, "m": 1.0, "h": 60.0}
 STEPS = {"": 1, "k": 1_000, "M": 1_000_000}
@@ -82,13 +81,10 @@ class Plan:
     """All runs of an experiment: every combination of the values, with every seed."""
 
     env: str
-    flags: tuple[str, ...]
-    """Of `headrace train`, the same for all runs."""
-    vary: dict[str, tuple[str, ...]]
-    """By dotted setting, the values that are compared, as text."""
+    flags: tuple[str, ...]  # of `headrace train`, the same for all runs
+    vary: dict[str, tuple[str, ...]]  # by dotted setting, the values that are compared, as text
     seeds: tuple[int, ...]
-    budget: str
-    """See `Budget.parse`."""
+    budget: str  # see `Budget.parse`
 
     def __post_init__(self) -> None:
         Budget.parse(self.budget)

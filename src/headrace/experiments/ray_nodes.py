@@ -26,12 +26,10 @@ from headrace.experiments.places import LOST, Places, start_run
 from headrace.processes import leftovers
 from headrace.transport.messages import Refused
 
-LOOK = 1.0
-"""Seconds that an actor waits for the end of its run before it answers with what has changed."""
+LOOK = 1.0  # seconds that an actor waits for the end of its run before it answers with what has changed
 LOST_PAUSE = 30.0
 """Seconds for which a node gets no run after one was lost there: Ray may notice so late that the node is gone."""
-STOPPED = 130
-"""Exit code of a run that was stopped before it began."""
+STOPPED = 130  # exit code of a run that was stopped before it began
 
 
 class NodeActor:
@@ -166,8 +164,7 @@ class RayNodes(Places):
         self.count, self._names = count, names_in(code) if code else {}
         self._code = self._cluster.ray.put(code)
         self._runs: list[NodeRun] = []
-        self._lost: dict[str, float] = {}
-        """By node, when a run was lost there (monotonic)."""
+        self._lost: dict[str, float] = {}  # by node, when a run was lost there (monotonic)
 
     def _free(self) -> list[dict[str, Any]]:
         """Nodes on which a run may begin."""

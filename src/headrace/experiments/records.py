@@ -29,12 +29,10 @@ from headrace.runs.files import end_of
 from headrace.runs.metrics import of_training, read_jsonl
 from headrace.runs.plots import RETURNS, band, curve
 
-DEEPEST = 6
-"""Folders one within the other in which runs are looked for."""
+DEEPEST = 6  # folders one within the other in which runs are looked for
 MARKS = ("config.json", "metrics.jsonl", "checkpoints", "system.json")
 """A folder that has one of these is a run, perhaps a damaged one."""
-TAIL = 1 << 16
-"""Bytes at the end of metrics.jsonl that hold its last line."""
+TAIL = 1 << 16  # bytes at the end of metrics.jsonl that hold its last line
 
 
 class NotReadable(UserError, ValueError):
@@ -46,18 +44,13 @@ class Run:
     """One policy of one run."""
 
     path: Path
-    policy: int | None
-    """Its number, where the run trained several."""
-    settings: dict[str, Any]
-    """By dotted name, as in config.json."""
+    policy: int | None  # its number, where the run trained several
+    settings: dict[str, Any]  # by dotted name, as in config.json
     system: list[dict[str, Any]]
     """What each process that trained it wrote about its machine; see `headrace.runs.system_facts`."""
-    lines: list[dict[str, float]]
-    """Of metrics.jsonl."""
-    curve: np.ndarray
-    """float64 [n, 2]: global step, mean return of the last 100 episodes. Steps grow."""
-    starts: list[float] = field(default_factory=list)
-    """When each process that trained it began, in seconds since 1970."""
+    lines: list[dict[str, float]]  # of metrics.jsonl
+    curve: np.ndarray  # float64 [n, 2]: global step, mean return of the last 100 episodes. Steps grow.
+    starts: list[float] = field(default_factory=list)  # when each process that trained it began, in seconds since 1970
 
     @property
     def env(self) -> str:
@@ -250,8 +243,7 @@ ABOUT_THE_RUN = frozenset((
     "seed", "env", "imports", "format", "envs.num_agents", *(f"envs.{name}" for name in OF_ONE_MACHINE if "remote_" in name),
 ))  # fmt: skip
 """Settings that do not make two runs different ones, beside those of the group `run`."""
-GATHERING = ("sampling.", "envs.remote")
-"""How the names of the settings begin that say how experience is gathered."""
+GATHERING = ("sampling.", "envs.remote")  # how the names of the settings begin that say how experience is gathered
 FIRST = ("learning.algorithm", "sampling.placement", "sampling.policy_lag", "learning.preset")
 """Settings that say most about a run."""
 

@@ -28,15 +28,12 @@ from headrace.experiments.search import FILE as SEARCH
 from headrace.experiments.trials import compared, searched
 from headrace.runs.files import write_whole
 
-POINTS = 12_000
-"""Points of the curves of all single runs in one chart, which share them."""
+POINTS = 12_000  # points of the curves of all single runs in one chart, which share them
 MOST_POINTS, LEAST_POINTS = 200, 30
-GRID = 100
-"""Points of a mean curve and of a profile."""
+GRID = 100  # points of a mean curve and of a profile
 RETURN = "return of the last 100 episodes"
 
-References = Mapping[str, tuple[float, float]]
-"""Environment: the scores that count as 0 and as 1."""
+References = Mapping[str, tuple[float, float]]  # environment: the scores that count as 0 and as 1
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from headrace.experiments.page import Chart, Section, Table, Video
 from headrace.experiments.records import Group, Run, differing, known_mean, mean_of
 from headrace.shm.phases import PARTS, PHASES
 
-MOST_VIDEO = 1_500_000
-"""Bytes of all films in a report; others stay in their run folders."""
+MOST_VIDEO = 1_500_000  # bytes of all films in a report; others stay in their run folders
 MOST_COMMANDS = 400
 METRICS = ("charts/FPS", "system/cpu", "sampling/faults")
 

@@ -22,16 +22,11 @@ from headrace.processes.interrupt import Interrupt, interrupts
 from headrace.runs.files import write_whole
 from headrace.runs.folder import RunFolder
 
-RUNS = "runs"
-"""The folder of the runs in that of the experiment."""
-ENDED = "ended.json"
-"""In the folder of a run that has ended by itself."""
-MOST_LOST = 5
-"""Machines that a run may lose before it counts as failed: perhaps it ends them, by its use of memory."""
-POLL = 0.25
-"""Seconds between two looks at the runs."""
-LAST_LINES = 12
-"""Lines of output of a run that failed which are shown."""
+RUNS = "runs"  # the folder of the runs in that of the experiment
+ENDED = "ended.json"  # in the folder of a run that has ended by itself
+MOST_LOST = 5  # machines that a run may lose before it counts as failed: perhaps it ends them, by its use of memory
+POLL = 0.25  # seconds between two looks at the runs
+LAST_LINES = 12  # lines of output of a run that failed which are shown
 
 
 @dataclass
@@ -40,21 +35,14 @@ class Progress:
 
     run: PlannedRun
     folder: Path
-    state: str = "waiting"
-    """waiting, running, done, failed or stopped."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """The newest line of metrics."""
-    seconds: float = 0.0
-    """For which it ran now."""
-    before: float = 0.0
-    """Minutes for which it was trained before."""
+    state: str = "waiting"  # waiting, running, done, failed or stopped
+    metrics: dict[str, float] = field(default_factory=dict)  # the newest line of metrics
+    seconds: float = 0.0  # for which it ran now
+    before: float = 0.0  # minutes for which it was trained before
     started: float = 0.0
-    training: Training | None = None
-    """While it is running."""
-    exit_code: int | None = None
-    """Of its last end. None: it has not ended."""
-    lost: int = 0
-    """Machines on which it ran that were lost."""
+    training: Training | None = None  # while it is running
+    exit_code: int | None = None  # of its last end. None: it has not ended.
+    lost: int = 0  # machines on which it ran that were lost
 
     @property
     def minutes(self) -> float:

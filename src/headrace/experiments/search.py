@@ -47,18 +47,13 @@ from headrace.runs.folder import RunFolder
 from headrace.runs.plots import RETURNS
 
 FILE, JOURNAL, TRIALS, BEST, TEST = "search.json", "journal.log", "trials.json", "best.json", "test"
-PRESET = "preset.json"
-"""In the folder of a trial."""
+PRESET = "preset.json"  # in the folder of a trial
 OBJECTIVES = {"score": {"score": "maximize"}, "score-and-minutes": {"score": "maximize", "minutes": "minimize"}}
 """By the name of what is searched for, the objectives with Optuna's directions. The first one is always the score."""
-TUNING_SEED = 1000
-"""First seed of the trials; the seeds of the final comparison begin at 0."""
-QUARTERS = (0.25, 0.5, 0.75)
-"""Shares of the budget at which a run is compared with those of earlier trials."""
-BEHIND = 0.25
-"""A run whose return is below this quantile of the others' at the same point is ended."""
-FIRST_TRIALS = 5
-"""Trials that must have reached a point before others are compared with them there."""
+TUNING_SEED = 1000  # first seed of the trials; the seeds of the final comparison begin at 0
+QUARTERS = (0.25, 0.5, 0.75)  # shares of the budget at which a run is compared with those of earlier trials
+BEHIND = 0.25  # a run whose return is below this quantile of the others' at the same point is ended
+FIRST_TRIALS = 5  # trials that must have reached a point before others are compared with them there
 P_THRESHOLD = 0.26
 """Of the WilcoxonPruner. The p-value of two seeds that are both worse is 0.25, of three 0.125: with so few, none is below 0.1."""
 Show = Callable[[str], None]
@@ -69,16 +64,12 @@ class Search:
     """The definition of a search: the environment, the settings to try, the budget and the sampler."""
 
     env: str
-    flags: tuple[str, ...]
-    """Of `headrace train`, the same for all trials."""
-    over: dict[str, str]
-    """By dotted setting, its range or choices."""
+    flags: tuple[str, ...]  # of `headrace train`, the same for all trials
+    over: dict[str, str]  # by dotted setting, its range or choices
     budget: str
-    seeds: int
-    """Of each trial."""
+    seeds: int  # of each trial
     sampler: str
-    objectives: str = "score"
-    """See `OBJECTIVES`."""
+    objectives: str = "score"  # see `OBJECTIVES`
 
     def check_same(self, folder: Path) -> None:
         """Raise `ConfigError` where the folder holds another search."""

@@ -16,14 +16,12 @@ from headrace.config import Config, ConfigError
 class Dimension:
     """The values that a search may give one setting."""
 
-    name: str
-    """Dotted."""
+    name: str  # dotted
     low: float = 0.0
     high: float = 0.0
     log: bool = False
     whole: bool = False
-    choices: tuple[str, ...] = ()
-    """As text of the command line; if there are any, the range does not count."""
+    choices: tuple[str, ...] = ()  # as text of the command line; if there are any, the range does not count
 
     @classmethod
     def parse(cls, name: str, text: str, default: Any) -> Dimension:

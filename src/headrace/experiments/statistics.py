@@ -12,11 +12,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-Statistic = Callable[..., np.ndarray]
-"""From the scores of every task to [...]."""
+Statistic = Callable[..., np.ndarray]  # from the scores of every task to [...]
 RESAMPLES = 2000
-SEED = 0
-"""Of the resampling: the same scores give the same interval."""
+SEED = 0  # of the resampling: the same scores give the same interval
 
 
 def iqm(*tasks: np.ndarray) -> np.ndarray:

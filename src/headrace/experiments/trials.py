@@ -14,8 +14,7 @@ from headrace.experiments.page import Chart, Section, Table
 from headrace.experiments.records import find
 from headrace.experiments.search import BEST, FILE, PRESET, TEST, TRIALS, TUNING_SEED
 
-MOST_TRIALS = 200
-"""Trials in the table, the best ones."""
+MOST_TRIALS = 200  # trials in the table, the best ones
 SCORE, FRONT = "mean score of the seeds", "Pareto front"
 OF_THE_FRONT = "No trial has both a higher score and fewer minutes than one on the Pareto front."
 COMPARED = "The other charts and tables compare it with the defaults on seeds that the search never saw."

@@ -152,8 +152,7 @@ def _card(library: Any, run: os.PathLike[str] | str, repo: str, done: Exported, 
     return "\n".join([*lines, f"All settings are in `config.json`. {versions}.", ""])
 
 
-ADDRESSES = ("listen", "token_file", "ca", "tls_cert", "tls_key")
-"""Settings of a cluster that name files and addresses."""
+ADDRESSES = ("listen", "token_file", "ca", "tls_cert", "tls_key")  # settings of a cluster that name files and addresses
 _OWN = tuple(f"envs.{name}" for name in OF_ONE_MACHINE) + tuple(f"cluster.{name}" for name in ADDRESSES)
 _OWN_SHORT = {name.partition(".")[2] for name in configs.NAMES if name.startswith("run.") or name in _OWN}
 

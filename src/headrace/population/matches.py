@@ -18,8 +18,7 @@ from headrace.envs.core.contract import EnvSpec, Script
 from headrace.population.matchmaking import Matchmaker, NextMatch, Population
 from headrace.shm.population import Standings
 
-TRIES = 100
-"""Most times that the matchmaker is asked for one match: a member that it chooses may just have been closed."""
+TRIES = 100  # most times that the matchmaker is asked for one match: a member that it chooses may just have been closed
 
 
 class WorkerMatches:

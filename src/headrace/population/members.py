@@ -12,8 +12,7 @@ from headrace.population.matchmaking import find_matchmaker, is_script, load_pla
 from headrace.sampling.match_protocols import StaticMember
 from headrace.shm.population import Standings
 
-SPARE = 2
-"""Places for past versions beyond the window: those that have left it may be playing still."""
+SPARE = 2  # places for past versions beyond the window: those that have left it may be playing still
 
 
 @dataclass

@@ -39,10 +39,8 @@ class Mutable:
 class Decision:
     """The decision about one policy: whether it is replaced, and whether it is mutated."""
 
-    rank: int
-    """Its place in the population; 0 is the best."""
-    donor: int | None
-    """The policy whose weights and hyperparameters it takes over; None: it keeps its own."""
+    rank: int  # its place in the population; 0 is the best
+    donor: int | None  # the policy whose weights and hyperparameters it takes over; None: it keeps its own
     mutate: bool
 
 

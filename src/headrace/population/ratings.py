@@ -14,8 +14,7 @@ K = 2.0
 """One game moves a rating by this number times the difference of result and expectation. Small, since there are many games."""
 MOST_GAMES = 200
 """Games of one pair that move a rating at once; more say nothing new, since a rating has settled by then."""
-WINDOW = 100
-"""Least number of games in a win rate: as many as there are episodes in a mean return."""
+WINDOW = 100  # least number of games in a win rate: as many as there are episodes in a mean return
 
 
 def expected_score(rating: float, other: float) -> float:

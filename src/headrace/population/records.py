@@ -28,8 +28,7 @@ DECISIONS, STANDINGS = "population.jsonl", "standings.json"
 NEWEST = 16
 """Number of a policy's newest decisions that its checkpoints hold as well: the process that writes the file may be killed before
 it has read a learner's report."""
-MOST_NUMBERS = 16
-"""Most members for which the picture of the pay-off matrix shows numbers."""
+MOST_NUMBERS = 16  # most members for which the picture of the pay-off matrix shows numbers
 
 
 class Records:

@@ -74,8 +74,7 @@ class Checkpoint:
             raise CheckpointError(f"{self.path} is damaged: {shortened(str(error))}") from error
 
 
-Use = Callable[[Checkpoint], None]
-"""Takes what a checkpoint holds, or raises `CheckpointError` where it does not fit."""
+Use = Callable[[Checkpoint], None]  # takes what a checkpoint holds, or raises `CheckpointError` where it does not fit
 
 # -- writing ----------------------------------------------------------------------------------------------------------
 

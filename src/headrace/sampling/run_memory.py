@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from headrace.experience.replay.buffer import LearnerReplay
 
-Agent = tuple[Any, "nn.Module"]
-"""An algorithm (`headrace.learning.algorithm.Algorithm`) and its model."""
+Agent = tuple[Any, "nn.Module"]  # an algorithm (`headrace.learning.algorithm.Algorithm`) and its model
 MakeAgent = Callable[[Config, EnvSpec], Agent]
 """Makes the agent in every process; a function of a module, since it is pickled by name."""
 

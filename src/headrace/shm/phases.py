@@ -12,12 +12,9 @@ PARTS = {"rollout": "rollout workers", "policy": "policy workers", "learner": "l
 class Phase:
     """One phase of a part, whose share of the part's time is the metric `time/<part>/<phase>`."""
 
-    label: str
-    """For the dashboard."""
-    description: str
-    """For the documentation: "share of time ..."."""
-    waiting: bool = False
-    """Whether the part waits for another part in this phase."""
+    label: str  # for the dashboard
+    description: str  # for the documentation: "share of time ..."
+    waiting: bool = False  # whether the part waits for another part in this phase
 
 
 PHASES: dict[str, dict[str, Phase]] = {

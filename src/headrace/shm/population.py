@@ -50,31 +50,24 @@ class Standings(_Tables):
     baseline: np.ndarray
     """float64 [N, N, 2]: what to subtract from the sum of `counts` over all workers: the games of earlier past versions in the
     same place. Negative where a resumed run adds its earlier games."""
-    rating: np.ndarray
-    """float64 [N]: Elo ratings; of opponents those with which they begin, see `elo`."""
+    rating: np.ndarray  # float64 [N]: Elo ratings; of opponents those with which they begin, see `elo`
     moved: np.ndarray
     """float64 [P, N]: by how much the games of each policy have moved the ratings of opponents. Each learner writes its own row,
     so that none undoes what another writes at the same moment."""
-    step: np.ndarray
-    """int64 [N]: the global step at which a past version was copied; -1: the place has none."""
-    now: np.ndarray
-    """int64 [N]: global steps of the policies."""
+    step: np.ndarray  # int64 [N]: the global step at which a past version was copied; -1: the place has none
+    now: np.ndarray  # int64 [N]: global steps of the policies
     done: np.ndarray
     """int32 [N]: whether the policy has learned enough. It goes on acting, but its trajectories are not learned from any more."""
-    rated: np.ndarray
-    """float64 [P, N, 2]: the part of each policy's counts that has moved its rating."""
+    rated: np.ndarray  # float64 [P, N, 2]: the part of each policy's counts that has moved its rating
     recent: np.ndarray
     """float64 [P, N, 2]: score and number of the recent games of each policy against each member, as weighted by `DECAY`. Row p
     is written by p's learner."""
-    saved: np.ndarray
-    """int64 [P]: global step of each policy's newest past version."""
+    saved: np.ndarray  # int64 [P]: global step of each policy's newest past version
     begun: np.ndarray
     """int32 [P]: whether the policy's learner has begun to keep its standings in this run. A learner that takes the place of one
     that has died finds them as they are."""
-    open: np.ndarray
-    """int32 [N]: whether the member may be matched."""
-    users: np.ndarray
-    """int32 [W, N]: agents for whom the member acts, by worker."""
+    open: np.ndarray  # int32 [N]: whether the member may be matched
+    users: np.ndarray  # int32 [W, N]: agents for whom the member acts, by worker
 
     def __init__(self, num_workers: int, num_policies: int, num_past: int, num_opponents: int, rating: float):
         self.W, self.P, self.V = num_workers, num_policies, num_past
@@ -206,15 +199,12 @@ class PopulationMemory(_Tables):
     reward_weights: np.ndarray
     """float64 [P, K]: weights of the shaped reward that each policy learns with. Each learner writes its row; rollout workers
     read it."""
-    reward_updates: np.ndarray
-    """int64 [P]: how often each policy's reward weights were set."""
-    _finished: np.ndarray
-    """int64 [P]: whether the policy's newest copy is its last."""
+    reward_updates: np.ndarray  # int64 [P]: how often each policy's reward weights were set
+    _finished: np.ndarray  # int64 [P]: whether the policy's newest copy is its last
     _wanted: np.ndarray
     """int64 [P, P]: how often the second policy has asked for a copy of the first. Each number has one writer, because additions
     of several processes to one number could be lost."""
-    _served: np.ndarray
-    """int64 [P, P]: the numbers of `_wanted` that the newest copy of each policy answers."""
+    _served: np.ndarray  # int64 [P, P]: the numbers of `_wanted` that the newest copy of each policy answers
 
     def __init__(self, sizes: Sequence[int], reward_weights: Mapping[str, float] | None = None) -> None:
         self.reward_names = list(reward_weights or ())

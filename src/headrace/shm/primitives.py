@@ -18,8 +18,7 @@ from typing import Any
 import headrace._native.ipc as native
 from headrace.shm.segment import Segment
 
-Closed = native.Closed
-"""Raised by a queue that was closed: the run is ending."""
+Closed = native.Closed  # raised by a queue that was closed: the run is ending
 
 
 def _attach(cls: Any, *arguments: Any) -> Any:

@@ -15,14 +15,12 @@ from headrace.shm.phases import PHASES
 from headrace.shm.primitives import Words
 from headrace.shm.segment import Mapped, Segment
 
-POLL_INTERVAL = 0.2
-"""Seconds after which a waiting process looks whether the run has ended, and renews its heartbeat."""
+POLL_INTERVAL = 0.2  # seconds after which a waiting process looks whether the run has ended, and renews its heartbeat
 
 _HEARTBEAT, _STEPS = -2, -1
 _STOP, _FIRST_LEARNER = 0, 1
 _LIVES, _ASKED, _LEARNED = 0, 1, 2
-CUT_SHORT_AFTER = 2.0
-"""Seconds from the user's request to end the run (Ctrl-C) until batches and updates are cut short."""
+CUT_SHORT_AFTER = 2.0  # seconds from the user's request to end the run (Ctrl-C) until batches and updates are cut short
 
 
 class RunControl(Mapped):

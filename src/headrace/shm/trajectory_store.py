@@ -25,8 +25,7 @@ from headrace.shm.segment import Mapped, Segment
 
 Rows = Literal["T+1", "T", "once"]
 
-LEARNER = 0x7FFF
-"""The learner's number in the owner table; rollout worker w is w + 1."""
+LEARNER = 0x7FFF  # the learner's number in the owner table; rollout worker w is w + 1
 
 
 @dataclass(frozen=True, kw_only=True)

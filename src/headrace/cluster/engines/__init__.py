@@ -16,17 +16,12 @@ if TYPE_CHECKING:
 class Engine(ABC):
     """The engine of a run, in the main process of the learner's machine."""
 
-    listen: str
-    """Address at which the learner's machine is to listen."""
-    host = ""
-    """Host by which other machines reach this one; "" if there are none."""
-    own: Credentials
-    """The learner's credentials, with the token that nodes are given."""
-    alone = False
-    """Whether all learner ranks are on this machine."""
+    listen: str  # address at which the learner's machine is to listen
+    host = ""  # host by which other machines reach this one; "" if there are none
+    own: Credentials  # the learner's credentials, with the token that nodes are given
+    alone = False  # whether all learner ranks are on this machine
 
-    sends_code = False
-    """Whether the nodes that it starts need the user's code from this machine."""
+    sends_code = False  # whether the nodes that it starts need the user's code from this machine
 
     @abstractmethod
     def start(self, link: Link) -> None:

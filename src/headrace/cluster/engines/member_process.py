@@ -16,8 +16,7 @@ from headrace.cluster.protocol import Link
 from headrace.processes.ranks import die_with_starter
 from headrace.transport.credentials import Credentials
 
-INTERRUPTED = 130
-"""Exit code of a node that somebody has ended with SIGTERM or as Ctrl-C does."""
+INTERRUPTED = 130  # exit code of a node that somebody has ended with SIGTERM or as Ctrl-C does
 
 
 def member_name(rank: int) -> str:

@@ -26,12 +26,10 @@ from headrace.processes.start import folder_for_sockets
 from headrace.sampling.placements.base import RunFailed
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-LOOK_INTERVAL = 2.0
-"""Seconds between two looks at the cluster's machines."""
+LOOK_INTERVAL = 2.0  # seconds between two looks at the cluster's machines
 HEAD_TIMEOUT = 30.0
 """Seconds after which a run ends whose Ray head does not answer. Ray ends every machine of the cluster 60 s after its head."""
-HEAD_NOTICE = 6.0
-"""Seconds after which the user is told that the head does not answer."""
+HEAD_NOTICE = 6.0  # seconds after which the user is told that the head does not answer
 RECONNECT_TIMEOUT = "600"
 """Seconds after which Ray ends this process at once because its head is gone: enough for a last checkpoint. Ray's own is 60."""
 SOCKET = "/headrace-ray-01234567/s/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
@@ -73,12 +71,10 @@ class RayCluster:
         self._joined = not ray.is_initialized()
         """Whether this process belongs to the cluster because of this object, and not because the user's program joined it."""
         self.notices: list[str] = []
-        self._folder: Path | None = None
-        """Temporary folder of a cluster that this process has started."""
+        self._folder: Path | None = None  # temporary folder of a cluster that this process has started
         if self._joined:
             self._connect(has_token, need, machines, instead, cores)
-        self.alive = self._alive_now()
-        """The machines that there are, as `ray.nodes` describes them."""
+        self.alive = self._alive_now()  # the machines that there are, as `ray.nodes` describes them
         self._head = ray.get_runtime_context().gcs_address
         self._answered, self._silence = False, 0.0
         """Whether the head has answered since the last look, and for how many seconds it has not, while this process ran."""

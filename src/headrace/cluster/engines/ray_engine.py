@@ -54,12 +54,9 @@ class _Actor:
     """An actor of the run, which Ray has placed or will place."""
 
     handle: Any
-    rank: int
-    """Of a learner rank; 0: it has a sampling node."""
-    asked: Any
-    """The call that is not answered yet: `machine` at first, later `ended`."""
-    machine: str = ""
-    """Ray's id of its machine; "" before Ray has placed it."""
+    rank: int  # of a learner rank; 0: it has a sampling node
+    asked: Any  # the call that is not answered yet: `machine` at first, later `ended`
+    machine: str = ""  # Ray's id of its machine; "" before Ray has placed it
     address: str = ""
 
 
@@ -73,8 +70,7 @@ class RayEngine(Engine):
         (self._least, self._most), self._failures = cluster.node_range, Failures(config.sampling)
         self._cores = config.sampling.num_workers
         self._learners, self._threads = cluster.learners, config.learning.num_threads or 1
-        self._gpus = int(cluster.learners > 1 and config.device != "cpu")
-        """GPUs of a learner rank."""
+        self._gpus = int(cluster.learners > 1 and config.device != "cpu")  # GPUs of a learner rank
         self.own = credentials(cluster.token_file, cluster.ca, cluster.tls_cert, cluster.tls_key)
         if not self.own.token:
             self.own = replace(self.own, token=secrets.token_urlsafe(32))

@@ -29,8 +29,7 @@ class StaticEngine(Engine):
         self.alone, self.host = machines.count == 1, machines.learner
         if not self.alone and machines.count < learners:
             raise ConfigError(f"{machines.source} has started {machines.count} machines; cluster.learners is {learners}")
-        self._others = 0 if self.alone else machines.count - learners
-        """Sampling nodes that are other machines."""
+        self._others = 0 if self.alone else machines.count - learners  # sampling nodes that are other machines
         ranks = range(1, learners) if self.alone else range(0)
         self._here = [*ranks, *[0] * max(0, least - self._others)]
         """What is started on this machine: learner ranks, and for every node a 0."""
@@ -52,8 +51,7 @@ class StaticEngine(Engine):
         self._failures, self._imports = Failures(config.sampling), config.imports
         self._members: list[MemberProcess] = []
         self._link: Link | None = None
-        self._try_at = 0.0
-        """Before that (monotonic) no member is started again: one could not be."""
+        self._try_at = 0.0  # before that (monotonic) no member is started again: one could not be
 
     def start(self, link: Link) -> None:
         host, _, port = link.address.rpartition(":")

@@ -38,8 +38,7 @@ class ActionLog:
         self._seed: int | None = None
         self._random: dict[str, Any] | None = None  # state of the environment's `np_random` before an unseeded reset
         self._actions: list[np.ndarray] = []
-        self.rewards: list[float] = []
-        """Raw rewards of these actions; a replay writes them anew."""
+        self.rewards: list[float] = []  # raw rewards of these actions; a replay writes them anew
 
     def start_episode(self, seed: int | None = None) -> None:
         """Call this before each `env.reset(seed=seed)`."""

@@ -40,12 +40,10 @@ class Family:
     defaults: Callable[[str], dict[str, Any]]
     """Default settings for training an environment, as dotted configuration overrides. Those of a multi-agent environment include
     `envs.num_agents`."""
-    ids: Callable[[], list[str]] = list
-    """Names within the family."""
+    ids: Callable[[], list[str]] = list  # names within the family
     knows: Callable[[str], bool] | None = None
     """Whether there is an environment of this name, where `ids` does not list all: paths, say, and other packages' ids."""
-    frameskip: int = 1
-    """Simulator frames per step, unless `EnvConfig.frameskip` is set."""
+    frameskip: int = 1  # simulator frames per step, unless `EnvConfig.frameskip` is set
     observes: Callable[[str], Observes | None] = lambda name: "images"
     """Whether an environment observes images or vectors; the defaults of algorithms depend on it. None: its spaces tell."""
     code: Callable[[str], Sequence[str]] = lambda name: ()

@@ -20,8 +20,7 @@ from headrace.envs.remote.protocol import GroupLayout, Hello, Welcome
 from headrace.transport.messages import HEADER, ProtocolError, Refused, header
 
 LONGEST_STEP_ALONE = 5.0  # seconds that environments may take for a step, or for being closed, after their trainer has gone
-MakeGroup = Callable[[int, bool], EnvGroup]
-"""make_group(number of environments, whether they are for training)"""
+MakeGroup = Callable[[int, bool], EnvGroup]  # make_group(number of environments, whether they are for training)
 
 
 @dataclass

@@ -74,24 +74,17 @@ class Settings:
     """Names of buttons, or "full" for the seven heads of `FULL_BUTTONS`. None: those of the configuration file."""
     variables: list[str] | str | None = None
     """Names of game variables to observe, or "full" for `FULL_VARIABLES`. None: those of the configuration file."""
-    measurements: bool = True
-    """Observe the game variables besides the picture."""
-    aim_degrees: float = AIM_DEGREES
-    """Largest angle (degrees per frame) of the aim head."""
-    aim_choices: int = AIM_CHOICES
-    """Angles of the aim head, an odd number."""
+    measurements: bool = True  # observe the game variables besides the picture
+    aim_degrees: float = AIM_DEGREES  # largest angle (degrees per frame) of the aim head
+    aim_choices: int = AIM_CHOICES  # angles of the aim head, an odd number
     shaping: dict[str, float] | str | None = None
     """Weights of reward shaping, or the name of a preset. None: the scenario's own rewards."""
-    bots: int = 0
-    """Scripted opponents (the engine's own bots) in the game."""
-    bots_file: str | None = None
-    """File with the skills of the bots. None: bots.cfg of the vizdoom package."""
-    players: int = 1
-    """Players, each with a game process. More than one: the environment is a `Match`."""
+    bots: int = 0  # scripted opponents (the engine's own bots) in the game
+    bots_file: str | None = None  # file with the skills of the bots. None: bots.cfg of the vizdoom package.
+    players: int = 1  # players, each with a game process. More than one: the environment is a `Match`.
     step_timeout: float = 10.0
     """Matches: seconds that a step of all players may take before the match is aborted and restarted."""
-    start_timeout: float = 30.0
-    """Matches: seconds that starting may take before it is tried again on another port."""
+    start_timeout: float = 30.0  # matches: seconds that starting may take before it is tried again on another port
     game: dict[str, Any] = field(default_factory=dict)
     """All other `EnvConfig.kwargs`: settings of the configuration file."""
 

@@ -64,8 +64,7 @@ _WEAPONS = tuple(f"WEAPON{slot}" for slot in range(8))
 _AMMUNITION = tuple(f"AMMO{slot}" for slot in range(8))
 _TERMS = frozenset({*EVENTS, *STATES, "weapon", "weapon_lost", "ammo", "ammo_lost", "weapon_held", "scenario"})
 
-Reader = Callable[[str], float]
-"""Value of a game variable by its name."""
+Reader = Callable[[str], float]  # value of a game variable by its name
 
 
 def weights_of(given: str | Mapping[str, float]) -> dict[str, float]:

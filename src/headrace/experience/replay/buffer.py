@@ -39,8 +39,7 @@ if TYPE_CHECKING:  # processes that only add to the replay do not need torch
     import torch
 
 
-MOST_ROWS = 2**32
-"""Rows of all histories are fewer."""
+MOST_ROWS = 2**32  # rows of all histories are fewer
 
 
 @dataclass(frozen=True, kw_only=True)
