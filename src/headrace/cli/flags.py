@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from operator import attrgetter
@@ -108,7 +109,7 @@ def given_settings(arguments: Sequence[str]) -> dict[str, Any]:
 
     Raises `ConfigError` for flags that do not exist or cannot be parsed, and for values out of range.
     """
-    arguments = joined_imports(_with_values(_as_switches([full_name(argument) for argument in arguments])))
+    arguments = joined_imports(_with_switches([full_name(argument) for argument in arguments]))
     for argument in arguments:
         if (flag := _flag(argument)) not in ("", "--import") and _setting(argument) not in _SETTINGS:
             raise ConfigError(f"there is no flag {flag}; {_perhaps(flag)}")
@@ -146,36 +147,28 @@ def _setting(argument: str) -> str:
     return name if name in _SETTINGS else name.replace(".no_", ".", 1)
 
 
-def _as_switches(arguments: list[str]) -> list[str]:
-    """The flags with --run.no-video for --run.video false and --run.video=false, as people write them."""
+def _with_switches(arguments: list[str]) -> list[str]:
+    """The flags with --run.no-video for --run.video false and --run.video=false, as people write them. Of switches that may be
+    None, with --envs.grayscale=True for --envs.grayscale, with =False for --envs.no-grayscale, and with True for true."""
     found: list[str] = []
-    for argument in arguments:
+    words = deque(arguments)
+    while words:
+        argument = words.popleft()
         flag, equals, value = argument.partition("=")
-        if not equals:
-            value, flag = argument, found[-1] if found else ""
-        name = flag.removeprefix("--").replace("-", "_")
-        if value.lower() in ("true", "false") and flag.startswith("--") and name in _SWITCHES:
+        said = (value if equals else words[0] if words else "").lower()
+        if said in ("true", "false") and flag.startswith("--") and flag[2:].replace("-", "_") in _SWITCHES:
             if not equals:
-                found.pop()
-            found.append(flag if value.lower() == "true" else flag.replace(".", ".no-"))
-        else:
-            found.append(argument)
-    return found
-
-
-def _with_values(arguments: list[str]) -> list[str]:
-    """The flags with --envs.grayscale=True for --envs.grayscale, with =False for --envs.no-grayscale, and with True for true."""
-    found: list[str] = []
-    for i, argument in enumerate(arguments):
-        flag, equals, value = argument.partition("=")
-        if found and _setting(found[-1]) in _OPEN_SWITCHES and "=" not in found[-1]:
-            argument = argument.capitalize()
-        elif _setting(flag) in _OPEN_SWITCHES and equals:
-            argument = f"{flag}={value.capitalize()}"
-        elif _setting(flag) in _OPEN_SWITCHES and ".no-" in flag:
-            argument = f"{flag.replace('.no-', '.')}=False"
-        elif _setting(flag) in _OPEN_SWITCHES and (i + 1 == len(arguments) or arguments[i + 1].startswith("--")):
-            argument = f"{flag}=True"
+                words.popleft()
+            argument = flag if said == "true" else flag.replace(".", ".no-")
+        elif _setting(flag) in _OPEN_SWITCHES:
+            if equals:
+                argument = f"{flag}={value.capitalize()}"
+            elif ".no-" in flag:
+                argument = f"{flag.replace('.no-', '.')}=False"
+            elif not words or words[0].startswith("--"):
+                argument = f"{flag}=True"
+            else:
+                words[0] = words[0].capitalize()
         found.append(argument)
     return found
 

@@ -19,6 +19,8 @@ from headrace.processes.output import discard, tolerantly
 
 Imports = Annotated[tuple[str, ...], tyro.conf.arg(name="import")]
 NumEnvs = Annotated[int, Range(1, 65_536)]
+RunWord = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+EnvWord = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
 Which = Literal["newest", "best"] | Path
 
 
@@ -26,7 +28,7 @@ Which = Literal["newest", "best"] | Path
 class PolicyOptions:
     """Which trained policy acts, and how."""
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    run: RunWord
     """Run folder, a folder that `headrace share` wrote, hf://NAME for one on the Hugging Face hub, or an ONNX file."""
     policy: Annotated[int, Range(0, 255)] = 0
     """Number of the policy, from 0, where the run trained several (`population.size`)."""
@@ -47,7 +49,7 @@ class PolicyOptions:
 class ExportOptions:
     """Which policy of a run is exported."""
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    run: RunWord
     """Run folder."""
     which: Annotated[Which, tyro.conf.arg(name="checkpoint")] = "newest"
     """Checkpoint that is written: the newest, the best (that of the highest mean return of the last 100 training episodes), or
@@ -67,7 +69,7 @@ class ExportOptions:
 class ExperimentOptions:
     """Many trainings in one environment, kept in one folder."""
 
-    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
+    env: EnvWord
     """Environment, as family/name."""
     folder: Path
     """Folder in which everything is kept."""

@@ -17,9 +17,8 @@ from typing import Any
 import tyro
 
 from headrace.cli.help import field_docs, shown
+from headrace.config.ranges import KINDS
 from headrace.experiments.plan import MINUTES, STEPS
-
-_WORDS = {int: "a whole number", float: "a number", str: "text", Path: "a path", dict: "a JSON object"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +68,7 @@ class _Option:
             *choices, last = typing.get_args(self.type)
             return f"{', '.join(choices)} or {last}"
         unit = f" ({self.unit})" if self.unit else ""
-        return f"{_WORDS[typing.get_origin(self.type) or self.type]}{unit}{' or None' if self.optional else ''}"
+        return f"{KINDS[typing.get_origin(self.type) or self.type][1]}{unit}{' or None' if self.optional else ''}"
 
     def example(self, words: Sequence[str]) -> str:
         """What somebody who wrote these words may have meant, else the default, else a name in capitals."""

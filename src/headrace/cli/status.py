@@ -6,11 +6,8 @@ import dataclasses
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from headrace.cli.options import parse
+from headrace.cli.options import RunWord, parse
 from headrace.config import Config, ConfigError, load, override
 from headrace.processes.output import show
 from headrace.runs.dashboard import Dashboard, duration
@@ -27,7 +24,7 @@ class Status:
     """Show the dashboard of a running training as it is now, with a line for each sampling node of a cluster, and the last lines
     of its log. This reads the run folder, on the machine where the run trains; its terminal is not needed."""
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    run: RunWord
     """Run folder."""
 
 

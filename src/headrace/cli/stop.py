@@ -7,11 +7,9 @@ import os
 import select
 import signal
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO
 
-import tyro
-
-from headrace.cli.options import parse
+from headrace.cli.options import RunWord, parse
 from headrace.processes.output import show
 from headrace.runs.folder import NotRunning, training_process
 
@@ -24,7 +22,7 @@ class Stop:
     machine of a cluster. The command is given on the machine where the run trains. It waits until the run has ended, and shows
     its log meanwhile."""
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    run: RunWord
     """Run folder."""
 
 

@@ -6,11 +6,9 @@ import dataclasses
 import os
 from typing import Annotated
 
-import tyro
-
 from headrace import tune
 from headrace.cli.flags import given_settings, parse_config
-from headrace.cli.options import parse
+from headrace.cli.options import EnvWord, parse
 from headrace.config.ranges import Range
 from headrace.processes.output import show
 
@@ -23,7 +21,7 @@ class Tune:
     not changed. `headrace train` uses the result.
     """
 
-    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
+    env: EnvWord
     """Environment, as family/name."""
     minutes: Annotated[float, Range(0, 1e6, above=True)] = 2.0
     """Approximate time that the search takes (minutes)."""

@@ -118,7 +118,7 @@ def check(settings: Any, prefix: str = "") -> None:
             raise ConfigError(f"{name} is {shortened(repr(value), 100)}; {fault}")
 
 
-_KINDS: dict[type, tuple[Any, str]] = {
+KINDS: dict[type, tuple[Any, str]] = {
     bool: (bool, "true or false"),
     int: (int, "a whole number"),
     float: (int | float, "a number"),
@@ -144,7 +144,7 @@ def _fault(value: Any, hint: Any) -> str | None:
         return None if value in arguments else f"it must be one of {', '.join(arguments)}"
     if origin is tuple:
         return _tuple_fault(value, arguments)
-    allowed_types, words = _KINDS[origin or hint]
+    allowed_types, words = KINDS[origin or hint]
     if not isinstance(value, allowed_types) or (isinstance(value, bool) and hint is not bool):
         return f"it must be {words}"
     if origin is dict and _nested_too_deeply(value):
