@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -104,7 +105,7 @@ def _overview(folders: Sequence[Path], groups: Sequence[Group], left_out: Sequen
             runs = group.of(env)
             rows.append((
                 group.label, env, str(len(runs)), _range([run.steps for run in runs], "{:,.0f}"),
-                _range([run.minutes for run in runs], "{:.1f}"), _with_interval(group.scores(env)),
+                _range([run.minutes for run in runs], "{:.1f}"), _mean(group.scores(env)),
             ))  # fmt: skip
     heads = ("configuration", "environment", "seeds", "steps", "minutes", "final score, mean (95 %)")
     section.items.append(Table(heads, rows, f"The final score is the mean {RETURN}, at the end of a run."))
@@ -155,10 +156,7 @@ def _final(groups: Sequence[Group], references: References) -> Section:
     names = [group.label for group in groups]
     for env in envs_of(groups):
         own = [(group.label, group.scores(env)) for group in groups if len(group.scores(env))]
-        means = [
-            {"g": label, "x": rounded(scores.mean()), **charts.ends(*statistics.interval(statistics.mean, [scores]))}
-            for label, scores in own
-        ]
+        means = [_with_interval(label, statistics.mean, [scores])[0] for label, scores in own]
         single = [{"g": label, "x": rounded(score)} for label, scores in own for score in scores]
         caption = "Large: mean of the seeds, with its 95 % bootstrap interval. Small: single runs."
         section.items.append(Chart(charts.points(f"{env}, final score", RETURN, names, means, single), caption))
@@ -167,8 +165,8 @@ def _final(groups: Sequence[Group], references: References) -> Section:
         for env in envs_of([group]):
             scores = group.scores(env)
             scale = _scale(env, references)
-            human = _with_interval(_scaled(scores, scale)) if scale else ""
-            numbers = [_with_interval(scores), *(f"{x:.4g}" for x in (np.median(scores), scores.min(), scores.max()))]
+            human = _mean(_scaled(scores, scale)) if scale else ""
+            numbers = [_mean(scores), *(f"{x:.4g}" for x in (np.median(scores), scores.min(), scores.max()))]
             rows.append((group.label, env, str(len(scores)), *numbers, human))
     heads = ("configuration", "environment", "seeds", "mean (95 %)", "median", "least", "most", "normalised (95 %)")
     section.items.append(Table(heads, rows))
@@ -211,9 +209,9 @@ def _aggregates(groups: Sequence[Group], references: References) -> Section:
     for name, statistic in aggregates.items():
         rows = []
         for line, (label, tasks) in zip(table, of.items(), strict=True):
-            low, high = statistics.interval(statistic, tasks)
-            rows.append({"g": label, "x": rounded(float(statistic(*tasks))), **charts.ends(low, high)})
-            line.append(_number_with(float(statistic(*tasks)), float(low), float(high)))
+            row, text = _with_interval(label, statistic, tasks)
+            rows.append(row)
+            line.append(text)
         section.items.append(Chart(charts.points(f"{name[0].upper()}{name[1:]}", f"{what}, {name}", names, rows)))
     section.items.insert(1, Table(("configuration", *aggregates), table, "With 95 % stratified bootstrap intervals"))
     section.items += [_profile(of, what), *_improvement(of)]
@@ -258,11 +256,9 @@ def _profile(of: Mapping[str, list[np.ndarray]], what: str) -> Chart:
 def _improvement(of: Mapping[str, list[np.ndarray]]) -> list[Chart | Table | str | page.Video]:
     rows, table = [], []
     for x, y in pairs(sorted(of, key=lambda label: -float(statistics.mean(*of[label])))):
-        both = [*of[x], *of[y]]
-        low, high = statistics.interval(statistics.probability_of_improvement, both)
-        point = float(statistics.probability_of_improvement(*both))
-        rows.append({"g": f"{x} > {y}", "x": rounded(point), **charts.ends(low, high)})
-        table.append((x, y, _number_with(point, float(low), float(high))))
+        row, text = _with_interval(f"{x} > {y}", statistics.probability_of_improvement, [*of[x], *of[y]])
+        rows.append(row)
+        table.append((x, y, text))
     if not rows:
         return []
     names = [f"{x} > {y}" for x, y, _ in table]
@@ -274,14 +270,15 @@ def _improvement(of: Mapping[str, list[np.ndarray]]) -> list[Chart | Table | str
 # -- numbers as text ------------------------------------------------------------------------------------------------
 
 
-def _number_with(value: float, low: float, high: float) -> str:
-    return f"{value:.4g}" if math.isnan(low) else f"{value:.4g} ({low:.4g} to {high:.4g})"
+def _with_interval(label: str, statistic: statistics.Statistic, tasks: Sequence[np.ndarray]) -> tuple[dict[str, Any], str]:
+    """A statistic with its interval: a row of `charts.points`, and text."""
+    value, (low, high) = float(statistic(*tasks)), statistics.interval(statistic, tasks)
+    text = f"{value:.4g}" if math.isnan(low) else f"{value:.4g} ({low:.4g} to {high:.4g})"
+    return {"g": label, "x": rounded(value), **charts.ends(low, high)}, text
 
 
-def _with_interval(scores: np.ndarray) -> str:
-    """The mean with its interval."""
-    low, high = statistics.interval(statistics.mean, [scores])
-    return _number_with(float(scores.mean()), float(low), float(high))
+def _mean(scores: np.ndarray) -> str:
+    return _with_interval("", statistics.mean, [scores])[1]
 
 
 def _range(values: Sequence[float], form: str) -> str:

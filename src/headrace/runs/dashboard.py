@@ -208,12 +208,10 @@ class Dashboard:
             columns.add_row(*map(self._facts, _FACTS))
             parts += [columns]
         parts += [Text.assemble(("return  ", "dim"), (sparkline(self._returns, _CURVE), "green"))]
-        if tasks := self._tasks():
-            values = [Text.assemble((f"{name} ", "dim"), f"{value}  ") for name, value in tasks]
-            parts += [Text.assemble(("tasks   ", "dim"), *values)]
-        if policies := self._of_policies():
-            values = [Text.assemble((f"{name} ", "dim"), f"{value}  ") for name, value in policies]
-            parts += [Text.assemble(("policies  ", "dim"), *values)]
+        for head_of, named in (("tasks   ", self._tasks()), ("policies  ", self._of_policies())):
+            if named:
+                values = [Text.assemble((f"{name} ", "dim"), f"{value}  ") for name, value in named]
+                parts += [Text.assemble((head_of, "dim"), *values)]
         if nodes := self._nodes():
             parts += [Group(*nodes)]
         if layout.times:
