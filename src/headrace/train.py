@@ -95,7 +95,7 @@ def _run(placement: Placement, reporter: Reporter, callbacks: Callbacks) -> dict
             placement.start(learn)
             while len(ends) < placement.config.population.size and not interrupt.requested:
                 receive(placement.messages(timeout=0.5))
-                reporter.check_folder()
+                reporter.folder.check()
             if interrupt.requested:
                 reporter.message("Stopping: one more checkpoint (Ctrl-C again: without)")
             receive(placement.stop())

@@ -58,7 +58,8 @@ class Mirror:
             names.add(name)
             with suppress(FileNotFoundError), open(self._folder / name, "rb") as file:
                 facts = os.fstat(file.fileno())
-                same = (facts.st_ino, 0 if _grows(name) else facts.st_mtime_ns)
+                grows = name.endswith((".jsonl", ".txt")) or "tfevents" in name  # it is only ever added to
+                same = (facts.st_ino, 0 if grows else facts.st_mtime_ns)
                 known, sent = self._sent.get(name, (None, 0))
                 start = sent if known == same and sent <= facts.st_size else 0
                 if known == same and start == facts.st_size:
@@ -88,8 +89,3 @@ class Mirror:
         found = [os.path.join(folder, name) for folder, _, names in os.walk(self._folder) for name in names]
         paths = [os.path.relpath(path, self._folder) for path in found]
         return sorted((path for path in paths if ".tmp-" not in path), key=lambda path: ("checkpoints" in path, path))
-
-
-def _grows(name: str) -> bool:
-    """Whether a file is only ever added to."""
-    return name.endswith((".jsonl", ".txt")) or "tfevents" in name

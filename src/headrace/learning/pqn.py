@@ -35,23 +35,18 @@ def insert_layer_norm(module: nn.Module) -> None:
     """Put a layer norm with learned scale and shift before every activation that follows a linear layer or a convolution, in
     place. That of a convolution is over all channels and positions of an image, with a scale and a shift for each channel."""
     kinds = tuple(ACTIVATIONS.values())
-    last: nn.Module | None = None
+    last: nn.Linear | nn.Conv2d | None = None
     for name, child in list(module.named_children()):
         if isinstance(child, nn.Linear | nn.Conv2d):
             last = child
         elif isinstance(child, kinds):
             if last is not None:
-                module._modules[name] = nn.Sequential(_norm(last), child)
+                norm = nn.LayerNorm(last.out_features) if isinstance(last, nn.Linear) else nn.GroupNorm(1, last.out_channels)
+                module._modules[name] = nn.Sequential(norm, child)
         else:
             insert_layer_norm(child)
             if isinstance(child, nn.Sequential) and isinstance(end := child[-1] if len(child) else None, nn.Linear | nn.Conv2d):
                 last = end
-
-
-def _norm(layer: nn.Module) -> nn.Module:
-    if isinstance(layer, nn.Linear):
-        return nn.LayerNorm(layer.out_features)
-    return nn.GroupNorm(1, cast(nn.Conv2d, layer).out_channels)
 
 
 class PQN(FallingEpsilon):

@@ -111,14 +111,8 @@ class SmallNetwork:
         mask = batch["mask"].contiguous()
         x, (action, raw) = self._observation(batch, len(mask) + 1), self._actions(batch)
         log_prob, value = torch.empty(mask.shape), torch.empty(len(mask) + 1, mask.shape[1])
-        native.evaluate(
-            self._located(),
-            value.numel(),
-            mask.numel(),
-            x.data_ptr(),
-            *_addresses(action, *raw),
-            *_addresses(mask, log_prob, value),
-        )
+        at = *_addresses(action, *raw), *_addresses(mask, log_prob, value)
+        native.evaluate(self._located(), value.numel(), mask.numel(), x.data_ptr(), *at)
         return log_prob, value
 
     def backward(self, batch: Tensors, c: LearningConfig) -> Tensors:

@@ -151,7 +151,8 @@ class MetricsWriter:
         self._jsonl, self._curve = AppendFile(self.path), AppendFile(self._folder / CURVE)
         self._events = EventFile(self._folder / "tensorboard")
         if new:
-            self._events.add_text("hyperparameters", hyperparameters_table(config))
+            settings = [f"|{name}|{value}|" for name, value in flattened(to_dict(config)).items()]
+            self._events.add_text("hyperparameters", "\n".join(["|setting|value|", "|-|-|", *settings]))
         self._wandb = _start_wandb(self._folder, config) if config.run.track else None
 
     def rewind(self, step: int) -> str | None:
@@ -215,11 +216,6 @@ def is_metrics(line: Any) -> bool:
     """Whether a JSON value is what a line of metrics.jsonl holds."""
     numbers = isinstance(line, dict) and all(type(value) in (int, float) for value in line.values())
     return numbers and abs(line.get("global_step", math.inf)) < MANY
-
-
-def hyperparameters_table(config: Config) -> str:
-    rows = [f"|{name}|{value}|" for name, value in flattened(to_dict(config)).items()]
-    return "\n".join(["|setting|value|", "|-|-|", *rows])
 
 
 def _start_wandb(folder: Path, config: Config) -> Any:

@@ -39,7 +39,7 @@ class Reporter:
     """
 
     def __init__(self, config: Config, frameskip: int, folder: RunFolder, records: Records):
-        self._frameskip, self._folder, self._records = frameskip, folder, records
+        self._frameskip, self.folder, self._records = frameskip, folder, records
         with explained(folder.path):
             self._writers = [MetricsWriter(config.policy_folder(p), own) for p, own in enumerate(policy_configs(config))]
         self._dashboard = Dashboard(config)
@@ -57,12 +57,9 @@ class Reporter:
         """Whether any policy has learned from a step since this process started or resumed the run."""
         return any(self._steps.get(policy, 0) > step for policy, step in self._began.items())
 
-    def check_folder(self) -> None:
-        self._folder.check()
-
     def message(self, text: str) -> None:
         """A message for people: on the screen and in the log."""
-        self._folder.log(text)
+        self.folder.log(text)
         self._dashboard.message(text)
 
     def receive(self, report: Message, times: dict[str, np.ndarray], restarts: int) -> None:
@@ -72,7 +69,7 @@ class Reporter:
             if policy == 0 and policy not in self._began:  # not where a learner is replaced
                 self._dashboard.begun()
             self._began.setdefault(policy, report.content)
-            with explained(self._folder.path):
+            with explained(self.folder.path):
                 problem = self._writers[policy].rewind(report.content)
                 self._records.rewind(policy, report.content)
                 if policy == 0:
@@ -130,10 +127,10 @@ class Reporter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
-            self._folder.log("".join(traceback.format_exception(error)))
+            self.folder.log("".join(traceback.format_exception(error)))
         self._dashboard.close()
         first_error_counts = suppress(FolderUnusable) if error is not None else nullcontext()
-        with first_error_counts, explained(self._folder.path), ExitStack() as writers:
+        with first_error_counts, explained(self.folder.path), ExitStack() as writers:
             writers.callback(self._records.close)
             for writer in self._writers:
                 writers.callback(writer.close)

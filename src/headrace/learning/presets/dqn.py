@@ -92,11 +92,6 @@ _UNUSED = (*UNUSED_ON_A_REPLAY, *OF_APEX)
 DECLARATIONS = (
     Declaration("dqn", _MADE, "replay", by_preset(DQN, SMALL, _with_clipped_rewards(DQN_PAPER)), check, _UNUSED),
     Declaration(
-        "rainbow",
-        _MADE,
-        "replay",
-        by_preset(RAINBOW, RAINBOW_SMALL, _with_clipped_rewards(RAINBOW_PAPER)),
-        check,
-        _UNUSED,
+        "rainbow", _MADE, "replay", by_preset(RAINBOW, RAINBOW_SMALL, _with_clipped_rewards(RAINBOW_PAPER)), check, _UNUSED
     ),
 )
