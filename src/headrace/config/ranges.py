@@ -59,17 +59,13 @@ def _plain(number: float) -> str:
 
 MANY = 2**53  # the largest whole number that every float below it represents exactly: the limit of counters
 
-Count = Annotated[int, Range(1, MANY)]
-"""At least 1."""
-Width = Annotated[int, Range(1, 65_536)]
-"""Units of a layer."""
-Length = Annotated[int, Range(1, 1_000_000)]
-"""Rows of a sequence, groups, minibatches."""
+Count = Annotated[int, Range(1, MANY)]  # at least 1
+Width = Annotated[int, Range(1, 65_536)]  # units of a layer
+Length = Annotated[int, Range(1, 1_000_000)]  # rows of a sequence, groups, minibatches
 Positive = Annotated[float, Range(0, above=True)]
 NonNegative = Annotated[float, Range(0)]
 Fraction = Annotated[float, Range(0, 1)]
-Seconds = Annotated[float, Range(0, 1e9)]
-"""Up to 31 years: times in nanoseconds fit into 64 bits."""
+Seconds = Annotated[float, Range(0, 1e9)]  # up to 31 years: times in nanoseconds fit into 64 bits
 Timeout = Annotated[float, Range(0, 1e9, above=True)]
 
 

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from headrace.policies.registry import MakeNetwork
 
 Shape = tuple[int, ...]
-Layers = tuple[tuple[int, int, int], ...]
-"""Convolutions: channels, kernel, stride."""
+Layers = tuple[tuple[int, int, int], ...]  # convolutions: channels, kernel, stride
 
 
 def make_network(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
@@ -161,8 +160,7 @@ def residual_stages(channels: int, activation: str) -> nn.Sequential:
     return nn.Sequential(*modules, ACTIVATIONS[activation]())
 
 
-NARROW = 512
-"""Numbers in a layer of a small MLP."""
+NARROW = 512  # numbers in a layer of a small MLP
 
 
 class VectorEncoder(nn.Module):

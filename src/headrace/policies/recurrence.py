@@ -15,8 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from headrace.policies.packing import Product, linear
 
-State = tuple[Tensor, ...]
-"""The parts of a state, [B, H] each: h of a GRU, h and c of an LSTM."""
+State = tuple[Tensor, ...]  # the parts of a state, [B, H] each: h of a GRU, h and c of an LSTM
 
 
 class GRU:
