@@ -37,6 +37,11 @@ class ArraySpec:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+def specs(**arrays: tuple[tuple[int, ...], Any]) -> dict[str, ArraySpec]:
+    """Arrays by their names, each from its shape and an argument of `numpy.dtype`."""
+    return {name: ArraySpec(shape, np.dtype(kind)) for name, (shape, kind) in arrays.items()}
+
+
 class ArrayLayout:
     """Arrays one after the other in a block of memory from byte `start` on, each at a multiple of `alignment` bytes.
 

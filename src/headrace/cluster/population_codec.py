@@ -16,17 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from headrace.arrays import ArraySpec
+from headrace.arrays import specs
 from headrace.cluster.protocol import COUNTED, RESULTS, STATE
 from headrace.sampling.run_memory import RunMemory
 from headrace.shm.population import Standings
 from headrace.transport.messages import MessageLayout, ProtocolError
 
 NUMBER, REAL, FLAG = np.int64, np.float64, np.int32
-
-
-def _layout(**arrays: tuple[tuple[int, ...], Any]) -> MessageLayout:
-    return MessageLayout({name: ArraySpec(shape, np.dtype(kind)) for name, (shape, kind) in arrays.items()})
 
 
 class StateCodec:
@@ -42,7 +38,7 @@ class StateCodec:
             M, N = len(self._members), s.N
             arrays |= {"baseline": ((M, N, 2), REAL), "rating": ((M,), REAL), "step": ((M,), NUMBER), "open": ((M,), FLAG)}
             arrays |= {"moved": ((N,), REAL), "recent": ((N, 2), REAL), "now": ((), NUMBER), "done": ((), FLAG)}
-        self._layout = _layout(**arrays)
+        self._layout = MessageLayout(specs(**arrays))
         self.needed = bool(arrays)  # whether there is anything to tell
 
     def schema(self) -> list[list[Any]]:
@@ -101,8 +97,9 @@ class ResultsCodec:
 
     def __init__(self, standings: Standings) -> None:
         self._standings, N = standings, standings.N
-        self._layout = _layout(step=((N,), NUMBER), open=((N,), FLAG), users=((N,), NUMBER), counts=((N, N, 2), REAL))
-        self._counts = _layout(counts=((N, N, 2), REAL))
+        counts = specs(counts=((N, N, 2), REAL))
+        self._layout = MessageLayout(specs(step=((N,), NUMBER), open=((N,), FLAG), users=((N,), NUMBER)) | counts)
+        self._counts = MessageLayout(counts)
 
     # -- the learner's machine --------------------------------------------------------------------------------------------
 

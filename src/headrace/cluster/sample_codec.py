@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.arrays import ArrayLayout, ArraySpec
+from headrace.arrays import ArrayLayout, ArraySpec, specs
 from headrace.cluster.packing import Packing
 from headrace.cluster.protocol import SAMPLES
 from headrace.config import ConfigError
@@ -61,13 +61,13 @@ class SampleCodec:
         self._memory: dict[str, np.ndarray] | None = None
         self._observed = [name for name, field in fields.items() if field.stack]
         self._prefix = MessageLayout(
-            {
-                "number": ArraySpec((), np.dtype(np.int64)),
-                "samples": ArraySpec((), np.dtype(np.int64)),
-                "total": ArraySpec((), np.dtype(np.float64)),
-                "statistics": ArraySpec((len(STATISTICS),), np.dtype(np.float64)),
-                "frames": ArraySpec((len(self._observed),), np.dtype(np.int64)),
-            }
+            specs(
+                number=((), np.int64),
+                samples=((), np.int64),
+                total=((), np.float64),
+                statistics=((len(STATISTICS),), np.float64),
+                frames=((len(self._observed),), np.int64),
+            )
         )
         self.largest = self._body(size, self.most_frames(size)).nbytes  # most bytes of a message, before compression
         if self.largest > LARGEST_MESSAGE:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.arrays import ArrayLayout, ArraySpec
+from headrace.arrays import ArrayLayout, specs
 from headrace.shm.primitives import Words
 from headrace.shm.segment import Mapped, Segment
 from headrace.shm.weight_store import WeightStore
@@ -26,7 +26,7 @@ class _Tables(Mapped):
 
     def _allocate(self, **arrays: tuple[tuple[int, ...], type[np.generic]]) -> None:
         """Make memory for arrays of these shapes and types, by their names."""
-        self._layout = ArrayLayout({name: ArraySpec(shape, np.dtype(kind)) for name, (shape, kind) in arrays.items()})
+        self._layout = ArrayLayout(specs(**arrays))
         self._segment = Segment(self._layout.nbytes, purpose="the population")
         self._map()
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from headrace.arrays import ArrayLayout, ArraySpec
+from headrace.arrays import ArrayLayout, ArraySpec, specs
 from headrace.shm.primitives import Queue, Slots
 from headrace.shm.segment import Mapped, Segment
 
@@ -44,12 +44,9 @@ class TrajectoryStore(Mapped):
     def __init__(self, fields: Mapping[str, TrajectoryField], num_slots: int, T: int, C: int):
         self.fields, self.num_slots, self.T, self.C = dict(fields), num_slots, T, C
         purpose = f"the trajectory store ({num_slots} slots of {T} x {C} steps; fewer of any needs less)"
-        bookkeeping = {
-            "finished": ArraySpec((num_slots,), np.dtype(np.int32)), "order": ArraySpec((num_slots,), np.dtype(np.int32)),
-            "lane": ArraySpec((num_slots,), np.dtype(np.int32)),
-            "owners": ArraySpec((Slots.bytes(num_slots),), np.dtype(np.uint8)),
-            "ready": ArraySpec((Queue.bytes(4 * num_slots),), np.dtype(np.uint8)),
-        }  # fmt: skip
+        each = ((num_slots,), np.int32)
+        locks = {"owners": ((Slots.bytes(num_slots),), np.uint8), "ready": ((Queue.bytes(4 * num_slots),), np.uint8)}
+        bookkeeping = specs(finished=each, order=each, lane=each, **locks)
         arrays = {name: ArraySpec(self._shape(field), field.dtype) for name, field in self.fields.items()}
         # All in one segment: a league has dozens of stores, and a process can be handed 256 segments.
         self._layout = ArrayLayout(arrays | {f"slots: {name}": array for name, array in bookkeeping.items()})
