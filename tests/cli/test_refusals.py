@@ -5,6 +5,7 @@ import pytest
 from headrace import cli
 
 TRAIN = "train --env gym/CartPole-v1"
+IMPORT = "--import takes Python files or modules, with spaces between them: --import FILE"
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,11 @@ TRAIN = "train --env gym/CartPole-v1"
         (f"{TRAIN} -n 4", "there is no flag -n; headrace train --help shows every flag"),
         (f"{TRAIN} more", "train does not take 'more' here: headrace train --help shows what it takes"),
         ("train --env", "--env takes text: --env atari/pong"),
+        (f"{TRAIN} --import --seed 1", IMPORT),
+        ("eval a --import", IMPORT),
+        ("watch a --import=", IMPORT),
+        ("envs --import b.py --import", IMPORT),
+        ("compare x --folder a --budget 5s --import --seed 1", IMPORT),
         ("eval", "eval needs RUN: headrace eval RUN"),
         ("eval a --episodes ten", "--episodes takes a whole number: --episodes 100"),
         ("eval --json a b", "eval does not take 'b' here: headrace eval --help shows what it takes"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,18 +85,20 @@ class ExperimentOptions:
 
 
 def joined_imports(arguments: Sequence[str]) -> list[str]:
-    """The flags with all files of --import behind one flag, where it is there twice."""
+    """The flags with all files of --import behind one flag. Raises `ConfigError` where no file stands behind it."""
+    words = [word for argument in arguments for word in argument.split("=", argument.startswith("--import="))]
     others: list[str] = []
     files: list[str] = []
     reading = False
-    for argument in arguments:
-        if argument.startswith("-"):
-            reading = argument.partition("=")[0] == "--import"
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        if word == "--import" and (not following or following.startswith("-")):
+            raise ConfigError("--import takes Python files or modules, with spaces between them: --import FILE")
+        reading = word == "--import" if word.startswith("-") else reading
         if not reading:
-            others.append(argument)
-        elif argument != "--import":
-            files.append(argument.removeprefix("--import="))
-    return [*others, "--import", *files] if any(word.partition("=")[0] == "--import" for word in arguments) else others
+            others.append(word)
+        elif word != "--import":
+            files.append(word)
+    return [*others, "--import", *files] if files else others
 
 
 def parse(kind: type, command: str, arguments: Sequence[str], **more: Any) -> Any:
