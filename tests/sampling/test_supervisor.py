@@ -115,7 +115,7 @@ def test_slots_of_a_policy_that_has_learned_enough_are_freed_whoever_held_them()
 @pytest.mark.parametrize(
     ("behaviour", "said"),
     [
-        ("exit_7", r"rollout worker 1 ended \(exit code 7\): 0 slots returned; a new one starts \(restart 1\)"),
+        ("exit_7", r"rollout worker 1 ended \(exit code 7, .* os._exit\): 0 slots returned; a new one starts \(restart 1\)"),
         ("be_killed", r"rollout worker 1 ended \(killed by SIGKILL\)"),
         ("fail", r"ended \(RuntimeError: the worker is broken\)(.|\n)*Traceback(.|\n)*in fail\n"),
         ("environment_fails", r"ended \(the environment is broken\): .*\(restart 1\)\n(rollout 0.*\n)?rollout 1 is"),  # said once
@@ -170,6 +170,11 @@ def test_too_many_failures_end_the_run_with_the_last_error() -> None:
 
 def test_environments_that_fail_again_before_anything_was_learned_end_the_run() -> None:
     with Run({("rollout", 1): "environment_fails_always"}) as run, pytest.raises(RunFailed, match="1 failed: the environment is"):
+        run.until(lambda: run.placement.restarts > 2)
+
+
+def test_environments_that_end_their_process_again_before_anything_was_learned_end_the_run() -> None:
+    with Run({("rollout", 1): "exit_7_always"}) as run, pytest.raises(RunFailed, match=r"1 failed: exit code 7, .* os._exit"):
         run.until(lambda: run.placement.restarts > 2)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from headrace.accelerator.ranks import TIMEOUT as RANKS_MEET
 from headrace.config import hardware
-from headrace.processes.child import KILL_TIMEOUT, Child
+from headrace.processes.child import KILL_TIMEOUT, LOST_EXIT_CODE, Child
 from headrace.processes.failures import Failures
 from headrace.processes.hangs import HangDetector, Silence
 from headrace.processes.orphaned_programs import end_programs, origin
@@ -88,6 +88,13 @@ class Worker(Child):
     def end_reason(self) -> str:
         """See `Child`; if it reported an error, the error's last line."""
         return self.error.strip().splitlines()[-1] if self.error and not self.reason else super().end_reason()
+
+    def note_exit(self) -> None:
+        """Blame an exit of a rollout worker without an error on its environment: the worker's own code says why it ends."""
+        code = self.process.exitcode
+        if self.role == "rollout" and not (self._role_name or self.error or self.reason) and code in range(LOST_EXIT_CODE):
+            self.error = f"exit code {code}, without an error: its environment, or a library of it, calls os._exit"
+            self.at_fault = True
 
     @property
     def details(self) -> str:
@@ -228,6 +235,7 @@ class Supervisor:
         if self.memory.control.stopped or child.done:
             self._remove(child)
             return
+        child.note_exit()
         self.placement.restarts += 1
         if child.role == "learner" and hardware.rank().size > 1 and not child.error:
             raise LearnerLost(f"{child.name} ended ({child.end_reason()}), and the other ranks cannot go on without it")
