@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from headrace.transport.connection import Connection, Event
-from headrace.transport.streams import Stream
+from headrace.transport.credentials import Credentials
+from headrace.transport.failures import TlsFlags
+from headrace.transport.listeners import Listener
+from headrace.transport.messages import LARGEST_MESSAGE
+from headrace.transport.streams import Caller, Endpoint, Service, Stream
 
 pytestmark = pytest.mark.process
 
@@ -78,3 +83,20 @@ def test_an_error_of_its_user_ends_the_stream_and_not_the_connection() -> None:
     assert third.wait(60)
     connection.close()
     assert handled[:5] == [("up", None), ("down", "ValueError: what is this")] * 2 + [("up", None)]
+
+
+def test_a_listener_says_once_whom_it_refuses() -> None:
+    service = Service("/headrace.Tests/Stream", "listener of the tests")
+    here = Endpoint(service, "127.0.0.1:0", Credentials("one"), LARGEST_MESSAGE)
+    listener = Listener(here, lambda stream: stream.outgoing(), streams=4)
+    there = Endpoint(service, f"127.0.0.1:{listener.port}", Credentials("another"), LARGEST_MESSAGE)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            stream = Caller(there, TlsFlags("", "")).open()
+            assert not list(stream)
+            assert stream.ended == "it refuses the token: both sides must have the same"
+    listener.stop(0.0)
+    assert [str(warning.message) for warning in said] == [
+        "a call from 127.0.0.1 is refused: its token is not that of this listener of the tests"
+    ]

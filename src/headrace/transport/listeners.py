@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
@@ -33,7 +35,7 @@ class Listener:
     ) -> None:
         address, own = endpoint.address, endpoint.own
         own.check_may_listen(address)
-        self._own, self._answer = own, answer
+        self._own, self._answer, self._name = own, answer, endpoint.service.listener
         service, _, method = endpoint.service.method.strip("/").partition("/")
         handler = grpc.stream_stream_rpc_method_handler(self._session)
         self._server = grpc.server(
@@ -54,6 +56,9 @@ class Listener:
 
     def _session(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
         if not self._own.admits(context.invocation_metadata()):
+            peer = unquote(context.peer()).partition(":")[2].rpartition(":")[0] or "this machine"
+            # Python shows the same warning once, however often the caller tries.
+            warnings.warn(f"a call from {peer} is refused: its token is not that of this {self._name}", stacklevel=1)
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
         stream = Stream(messages, context.cancel)
         context.add_callback(stream.gone)  # frees this thread
