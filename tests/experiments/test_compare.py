@@ -101,8 +101,37 @@ def test_a_plan_is_read_as_it_was_written_and_may_grow(tmp_path):
             other.check_extends(tmp_path)
     for damage in ("{", "[]", "{}", '{"format": 1, "env": 3}'):
         (tmp_path / "plan.json").write_text(damage)
-        with pytest.raises(ConfigError, match=r"plan\.json"):
+        with pytest.raises(ConfigError, match=r"plan\.json .*: move it away, and the same command writes it anew"):
             first.check_extends(tmp_path)
+
+
+def test_flags_of_another_experiment_are_named_where_they_differ(tmp_path):
+    plan(flags=("--run.no-video", "--policy.mlp", "64", "32", "--num-workers", "2")).write(tmp_path)
+    for flags, said in (
+        (("--run.no-video", "--policy.mlp", "64", "--num-workers", "2"), "flags --policy.mlp 64 32 -> --policy.mlp 64"),
+        (("--run.no-video", "--num-workers", "2"), "flags --policy.mlp 64 32 -> none"),
+        (("--policy.mlp", "64", "32", "--run.no-video", "--num-workers", "2"), "flags in another order"),
+    ):
+        with pytest.raises(ConfigError, match=f"holds another experiment [(]{said}[)]: choose"):
+            plan(flags=flags).check_extends(tmp_path)
+
+
+def test_finished_runs_whose_folders_are_damaged_are_named(tmp_path):
+    one = plan(seeds=(0,))
+    for run in one.runs():
+        write_run(tmp_path / "runs" / run.name)
+        (tmp_path / "runs" / run.name / "ended.json").write_text("{}")
+    runner = Runner(one, tmp_path, Cores(1))
+    assert runner.unreadable() == []
+    first, second = (progress.folder for progress in runner.runs)
+    (first / "config.json").write_text("{bad")
+    (second / "metrics.jsonl").write_text("garbage")
+    (second / "curve.jsonl").unlink()
+    texts = runner.unreadable()
+    assert [text.partition(",")[0] for text in texts] == [f"{first.name} has ended", f"{second.name} has ended"]
+    assert "config.json cannot be read: Expecting property name" in texts[0]
+    assert "no line of metrics.jsonl can be read" in texts[1]
+    assert all(text.endswith("where a file is damaged, remove the folder: the same command trains it again") for text in texts)
 
 
 def test_two_values_with_one_folder_are_refused():

@@ -65,7 +65,7 @@ def run(arguments: list[str]) -> int:
         runner = Runner(plan, asked.folder, own)
         with progress.table(plan, asked.parallel) as shown:
             complete = runner.run(shown)
-    for text in runner.failures():
+    for text in [*runner.unreadable(), *runner.failures()]:
         show(text)
     show(f"headrace report {asked.folder} draws what there is")
     return 0 if complete else 1 if runner.failures() else 130

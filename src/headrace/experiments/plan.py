@@ -24,6 +24,7 @@ FORMAT = 1
 MINUTES = {"s": 1 / 60, "m": 1.0, "h": 60.0}
 STEPS = {"": 1, "k": 1_000, "M": 1_000_000}
 MOST_RUNS = 10_000
+_ANEW = "move it away, and the same command writes it anew; runs that have ended count"
 _SWITCHES = frozenset(name for name, value in flattened(to_dict(Config())).items() if isinstance(value, bool))
 
 
@@ -122,11 +123,11 @@ class Plan:
             flags, seeds = tuple(map(str, data["flags"])), tuple(map(int, data["seeds"]))
             return cls(str(data["env"]), flags, vary, seeds, str(data["budget"]))
         except Unreadable as error:
-            raise ConfigError(str(error)) from error
+            raise ConfigError(f"{error}: {_ANEW}") from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"{path} is no plan of an experiment ({error}): move it away to begin anew") from error
+            raise ConfigError(f"{path} is no plan of an experiment ({error}): {_ANEW}") from error
 
     def check_extends(self, folder: Path) -> None:
         """Raise `ConfigError` where the folder holds another experiment. More values and more seeds are the same experiment; its
@@ -135,7 +136,7 @@ class Plan:
             return
         before = Plan.read(folder)
         pairs = {name: (getattr(before, name), getattr(self, name)) for name in ("env", "flags", "budget")}
-        other = [f"{name} {_shown(old)} -> {_shown(new)}" for name, (old, new) in pairs.items() if old != new]
+        other = [f"{name} {_difference(old, new)}" for name, (old, new) in pairs.items() if old != new]
         if [*before.vary] != [*self.vary]:
             other.append(f"what varies: {_shown([*before.vary])} -> {_shown([*self.vary])}")
         if other:
@@ -153,6 +154,16 @@ def as_flags(values: Mapping[str, str]) -> list[str]:
             words = [name if value.lower() == "true" else f"{group}{dot}no_{own}"]
         flags += [f"--{words[0].replace('_', '-')}", *words[1:]]
     return flags
+
+
+def _difference(old: Any, new: Any) -> str:
+    """Two values, of flags those that differ."""
+    if isinstance(old, tuple):
+        one, other = ([f"--{flag}".strip() for flag in f" {' '.join(flags)}".split(" --")[1:]] for flags in (old, new))
+        old, new = [flag for flag in one if flag not in other], [flag for flag in other if flag not in one]
+        if not old and not new:
+            return "in another order"
+    return f"{_shown(old)} -> {_shown(new)}"
 
 
 def _shown(value: Any) -> str:

@@ -216,6 +216,8 @@ def _read_policy(folder: Path, own: Path, policy: int | None, settings: dict[str
     points = points[np.isfinite(points).all(1)]
     points = points[np.append(np.diff(points[:, 0]) > 0, True)] if len(points) else points
     if not len(points):
+        if not lines and (own / "metrics.jsonl").stat().st_size:
+            raise NotReadable("no line of metrics.jsonl can be read")
         raise NotReadable("no episode has ended in it" if lines else "nothing was learned in it")
     return Run(folder, policy, settings, system, lines, points, _starts(system))
 

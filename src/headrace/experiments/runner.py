@@ -15,9 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headrace.config.errors import UserError
+from headrace.config.file_reading import Unreadable
 from headrace.experiments.places import LOST, OUTPUT, Places, Training
 from headrace.experiments.plan import Plan, PlannedRun
-from headrace.experiments.records import minutes_of, newest
+from headrace.experiments.records import minutes_of, newest, read
 from headrace.processes.interrupt import Interrupt, interrupts
 from headrace.runs.files import write_whole
 from headrace.runs.folder import RunFolder
@@ -137,6 +139,18 @@ class Runner:
             one.state = "done"
             content = {"exit_code": code, "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "values": dict(one.run.values)}
             write_whole(one.folder / ENDED, json.dumps(content) + "\n")
+
+    def unreadable(self) -> list[str]:
+        """For each run that has ended and that a report leaves out, why."""
+        texts = []
+        for one in self.runs:
+            if one.state == "done":
+                try:
+                    read(one.folder)
+                except (UserError, Unreadable, OSError) as error:
+                    advice = "where a file is damaged, remove the folder: the same command trains it again"
+                    texts.append(f"{one.run.name} has ended, and a report leaves it out ({error}); {advice}")
+        return texts
 
     def failures(self) -> list[str]:
         """For each run that failed, what it printed last."""
