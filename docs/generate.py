@@ -55,7 +55,8 @@ A *step* is one decision of one agent. A *frame* is one frame of the simulator (
 METRICS_HEAD = """# Metrics
 
 Every `--run.log-interval` seconds a run adds one line to `metrics.jsonl` in the run folder. The same values go to TensorBoard
-(`tensorboard --logdir runs`) and, with `--run.track`, to Weights & Biases. The x axis is always `global_step`.
+(`tensorboard --logdir runs`) and, with `--run.track`, to Weights & Biases. The x axis is always `global_step`. The variables of
+Weights & Biases apply: with `WANDB_MODE=offline` nothing is sent, and `wandb sync RUN/wandb/offline-run-*` sends it later; `WANDB_ENTITY` is the team.
 
 - A mean is taken over the updates of the interval; `lag/min` and `lag/max` are the smallest and the largest lag of the interval.
 - A key is absent if its value is unknown, for instance a return before the first episode has ended.

@@ -1,6 +1,7 @@
 """The command line as a person uses it: real processes, real runs."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import textwrap
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -274,7 +276,39 @@ def test_a_run_that_ends_before_its_first_checkpoint_suggests_nothing(tmp_path):
     (tmp_path / "checkpoints" / "000000001-step-64").mkdir(parents=True)
     assert _next_commands(result, config) == [f"headrace eval {tmp_path}"]  # a video was to be recorded, and is not there
     config.run.video = False
+    assert _next_commands(result, config) == [f"headrace eval {tmp_path}"]  # whether there are pictures is not known
+    (tmp_path / "video.mp4").touch()
     assert _next_commands(result, config) == [f"headrace eval {tmp_path}", f"headrace watch {tmp_path}"]
+
+
+def test_the_last_line_says_of_which_policies_its_numbers_are():
+    from headrace.cli.train import _end
+
+    result = SimpleNamespace(reason="max_minutes", global_step=12_000, mean_return=9.5)
+    alone, several = (parse_config(["--env", "gym/CartPole-v1", "--population.size", size]) for size in "12")
+    assert _end(result, alone) == "max_minutes at step 12,000; mean return of the last 100 episodes 9.50"
+    assert _end(result, several) == (
+        "max_minutes after 12,000 steps of all policies; policy 0: mean return of the last 100 episodes 9.50"
+    )
+    result.mean_return = math.nan
+    assert _end(result, several) == "max_minutes after 12,000 steps of all policies; policy 0: no episode has ended"
+
+
+def test_a_checkpoints_folder_is_of_the_first_player(monkeypatch):
+    from headrace.evaluation import policy
+    from headrace.population import matchmaking
+
+    asked = []
+
+    def second(against, spec, which, *others):
+        asked.append(which)
+        raise ConfigError("enough is known")
+
+    monkeypatch.setattr(policy, "load_policy", lambda run, which, **others: asked.append(which) or mock.MagicMock())
+    monkeypatch.setattr(matchmaking, "load_player", second)
+    for which in ("best", "one/checkpoints/000003-step-64"):
+        assert cli.main(["play", "one", "--against", "two", "--checkpoint", which]) == 2
+    assert asked == ["best", "best", Path("one/checkpoints/000003-step-64"), "newest"]
 
 
 @pytest.mark.parametrize("can_be_drawn", [True, False])

@@ -58,6 +58,17 @@ def test_an_evaluation_does_not_hide_what_training_does(tmp_path: Path, capsys: 
     assert "1,234" in shown
 
 
+def test_the_last_interval_of_a_run_may_be_too_short_for_a_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", metrics={"charts/SPS_interval": 1234.0})
+    (run / "log.txt").write_text("something\n")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"global_step": 3050, "time": 1790000030.1, "charts/updates": 31}\n')
+    status._show(run, override(load(run / "config.json"), **{"run.dashboard": False, "run.folder": str(run)}))
+    shown = capsys.readouterr().out
+    assert "3,050 of" in shown
+    assert "1,234" in shown
+
+
 @pytest.mark.process
 def test_a_cluster_is_shown_and_stopped_from_its_folder(tmp_path: Path) -> None:
     def headrace(command: str) -> tuple[int, str]:

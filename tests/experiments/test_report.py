@@ -118,6 +118,16 @@ def test_a_browser_draws_every_chart(two_algorithms, width):
         browser.close()
 
 
+def test_few_seeds_and_short_runs_are_said_to_be_so(tmp_path):
+    for seed in range(5):
+        write_run(tmp_path / f"few/{seed}" if seed < 3 else tmp_path / f"more/{seed}", seed=seed, points=5 + seed // 2)
+    page = report.make([tmp_path / "few"], tmp_path / "report", pictures=False).page.read_text()
+    assert table_of(page, "overview")[1][4] == "0.083 to 0.1"
+    assert "fewer than 5 seeds are too narrow" in page
+    page = report.make([tmp_path / "few", tmp_path / "more"], tmp_path / "all", pictures=False).page.read_text()
+    assert "fewer than 5 seeds" not in page
+
+
 def test_damaged_and_empty_runs_are_named_and_left_out(tmp_path, capsys):
     write_run(tmp_path / "good")
     for name, file, content in (

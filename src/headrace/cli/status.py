@@ -51,7 +51,8 @@ def _show(folder: Path, config: Config) -> None:
         if metrics:
             age = duration(max(0.0, time.time() - metrics[-1].get("time", time.time())))
             dashboard.message(f"Metrics of {age} ago:")
-            dashboard.picture(metrics[-1])
+            # The last interval of a run may be too short for a speed or a return.
+            dashboard.picture({key: value for line in metrics[-2:] for key, value in line.items()})
         else:
             dashboard.message("No metrics yet.")
         for line in end_of(folder / "log.txt", LOG_BYTES).decode(errors="replace").splitlines()[-LAST_LINES:]:

@@ -51,10 +51,7 @@ def run(arguments: list[str]) -> int:
 
     result = train(config)
     if first:
-        returns = f"mean return of the last 100 episodes {result.mean_return:.2f}"
-        if math.isnan(result.mean_return):
-            returns = "no episode has ended"
-        show("\n".join([f"{result.reason} at step {result.global_step:,}; {returns}", *_next_commands(result, config)]))
+        show("\n".join([_end(result, config), *_next_commands(result, config)]))
     return 130 if result.reason == "interrupted" else 0
 
 
@@ -73,6 +70,16 @@ def _as_member(config: Config) -> int | None:
     return keep_rank(link, here, config.imports) if here < config.cluster.learners else run_node(link, config.imports)
 
 
+def _end(result: TrainResult, config: Config) -> str:
+    """How the run has ended. Of several policies the steps are those of all, and the return is that of the first."""
+    returns = f"mean return of the last 100 episodes {result.mean_return:.2f}"
+    if math.isnan(result.mean_return):
+        returns = "no episode has ended"
+    if config.population.size > 1:
+        return f"{result.reason} after {result.global_step:,} steps of all policies; policy 0: {returns}"
+    return f"{result.reason} at step {result.global_step:,}; {returns}"
+
+
 def _next_commands(result: TrainResult, config: Config) -> list[str]:
     """Commands to suggest after the run has ended. Without a checkpoint there is nothing to show."""
     if not has_checkpoints(config.run_folder):
@@ -80,7 +87,7 @@ def _next_commands(result: TrainResult, config: Config) -> list[str]:
     from headrace.evaluation.video import VIDEO  # imports torch
 
     commands = [["eval", run := str(config.run_folder)]]
-    if (config.run_folder / VIDEO).exists() or not config.run.video:  # not every environment has pictures
+    if (config.run_folder / VIDEO).exists():  # not every environment has pictures
         commands.append(["watch", run])
     if len(result.spec.agents) > 1 and not result.spec.of_agents:  # one player can take every place of a match
         commands.append(["play", run, "--against", "random"])

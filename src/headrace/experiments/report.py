@@ -84,6 +84,10 @@ INTRODUCTION = (
 # -- sections ---------------------------------------------------------------------------------------------------------------
 
 
+FEW_SEEDS = 5
+FEW = f" Intervals of fewer than {FEW_SEEDS} seeds are too narrow: train more seeds before you rely on a difference."
+
+
 def _overview(folders: Sequence[Path], groups: Sequence[Group], left_out: Sequence[tuple[Path, str]]) -> Section:
     section = Section("Overview")
     for folder in folders:
@@ -100,15 +104,19 @@ def _overview(folders: Sequence[Path], groups: Sequence[Group], left_out: Sequen
             so_far = f" What is shown of the others is what they have reached so far: {others}." if left else ""
             section.items.append(f"`{folder}`: {done}{so_far}")
     rows = []
+    caption = f"The final score is the mean {RETURN}, at the end of a run."
     for group in groups:
         for env in envs_of([group]):
             runs = group.of(env)
+            minutes = "{:.1f}" if any(run.minutes >= 1 for run in runs) else "{:.2g}"
+            if 1 < len(runs) < FEW_SEEDS and FEW not in caption:
+                caption += FEW
             rows.append((
                 group.label, env, str(len(runs)), _range([run.steps for run in runs], "{:,.0f}"),
-                _range([run.minutes for run in runs], "{:.1f}"), _mean(group.scores(env)),
+                _range([run.minutes for run in runs], minutes), _mean(group.scores(env)),
             ))  # fmt: skip
     heads = ("configuration", "environment", "seeds", "steps", "minutes", "final score, mean (95 %)")
-    section.items.append(Table(heads, rows, f"The final score is the mean {RETURN}, at the end of a run."))
+    section.items.append(Table(heads, rows, caption))
     if left_out:
         named = [(f"`{path}`", reason) for path, reason in left_out]
         section.items.append(Table(("left out", "why"), named, "What could not be used"))
