@@ -203,6 +203,15 @@ def test_minutes_that_were_lost_with_a_kill_are_trained_again(tmp_path):
     assert records.minutes_of(run) == pytest.approx(1.0)
 
 
+def test_the_start_of_a_process_is_no_part_of_the_budget(tmp_path):
+    """As for `run.max_minutes`, which counts from when learning began: a line's interval before the first line of a process."""
+    saved(run := write_run(tmp_path / "run", points=120, **{"run.log_interval": 1.0}), 12_000)
+    (run / "system.json").write_text(json.dumps([{"started": "2026-09-21T14:12:20+0000"}]))  # a minute earlier
+    assert records.minutes_of(run) == pytest.approx(2.0)
+    (one,) = records.read(run)
+    assert one.minutes == pytest.approx(2.0)
+
+
 def test_a_run_that_goes_on_has_used_a_part_of_its_budget(tmp_path):
     planned = plan(budget="4m", vary={}, seeds=(0,))
     saved(write_run(tmp_path / "runs" / "seed-0", points=120), 12_000)

@@ -32,6 +32,7 @@ from headrace.runs.plots import RETURNS, band, curve
 DEEPEST = 6  # folders one within the other in which runs are looked for
 MARKS = ("config.json", "metrics.jsonl", "checkpoints", "system.json")
 """A folder that has one of these is a run, perhaps a damaged one."""
+INTERVAL = "run.log_interval"
 TAIL = 1 << 16  # bytes at the end of metrics.jsonl that hold its last line
 
 
@@ -75,7 +76,8 @@ class Run:
         """float64 [m, 2]: global step and minutes of training at every line of metrics; pauses between two processes do not
         count."""
         lines = of_training(self.lines)
-        return np.array([(line["global_step"], m) for line, m in zip(lines, minutes(lines, self.starts), strict=True)])
+        passed = minutes(lines, self.starts, self.settings.get(INTERVAL, math.inf))
+        return np.array([(line["global_step"], m) for line, m in zip(lines, passed, strict=True)])
 
     @property
     def minutes(self) -> float:
@@ -103,17 +105,18 @@ class Run:
         return float(np.median(rates)) if rates else math.nan
 
 
-def minutes(lines: Sequence[dict[str, float]], starts: Sequence[float]) -> list[float]:
-    """Minutes of training at every line: the time since its process began, and the time that earlier processes trained for until
-    their last line. `starts`: in seconds since 1970, in order; without one the first line is the beginning."""
+def minutes(lines: Sequence[dict[str, float]], starts: Sequence[float], interval: float = math.inf) -> list[float]:
+    """Minutes of training at every line: the time since its process began to learn, and the time that earlier processes trained
+    for until their last line. `starts`: of processes, in seconds since 1970, in order; without one the first line is the
+    beginning. `interval`: seconds from when a process began to learn to its first line."""
     found: list[float] = []
     before = last = 0.0
     begins = list(starts) or [line["time"] for line in lines[:1] if "time" in line]
-    start = begins.pop(0) if begins else 0.0
+    start = max(begins.pop(0), lines[0].get("time", 0.0) - interval) if begins and lines else 0.0
     for line in lines:
         now = line.get("time", start)
         while begins and now >= begins[0]:
-            before, start = last, begins.pop(0)
+            before, start = last, max(begins.pop(0), now - interval)
         last = before + max(0.0, now - start) / 60
         found.append(last)
     return found
@@ -122,12 +125,14 @@ def minutes(lines: Sequence[dict[str, float]], starts: Sequence[float]) -> list[
 def minutes_of(folder: Path) -> float:
     """Minutes for which the run in a folder was trained until its newest checkpoint, from which it goes on; 0 where there is none
     that can be read."""
-    found, starts = [0.0], _starts(_system(folder))
+    found, starts, interval = [0.0], _starts(_system(folder)), math.inf
+    with suppress(Unreadable, AttributeError):
+        interval = flattened(read_json(folder / "config.json")).get(INTERVAL, interval)
     for path in _metrics(folder):
         saved = max(map(_numbers, path.parent.glob("checkpoints/*-step-*")), default=(0, -1))[1]
         with suppress(OSError):
             lines = of_training(read_jsonl(path))
-            found += [m for line, m in zip(lines, minutes(lines, starts), strict=True) if line["global_step"] <= saved]
+            found += [m for line, m in zip(lines, minutes(lines, starts, interval), strict=True) if line["global_step"] <= saved]
     return max(found)
 
 
