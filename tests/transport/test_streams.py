@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -17,6 +22,7 @@ from headrace.transport.messages import LARGEST_MESSAGE
 from headrace.transport.streams import Caller, Endpoint, Service, Stream
 
 pytestmark = pytest.mark.process
+SERVICE = Service("/test/Streams", "listener of a test")
 
 
 def test_only_a_late_answer_ends_the_stream() -> None:
@@ -100,3 +106,37 @@ def test_a_listener_says_once_whom_it_refuses() -> None:
     assert [str(warning.message) for warning in said] == [
         "a call from 127.0.0.1 is refused: its token is not that of this listener of the tests"
     ]
+
+
+def say_hello_and_wait(port: str) -> None:
+    caller = Caller(Endpoint(SERVICE, f"127.0.0.1:{port}", Credentials(), 1 << 10), TlsFlags("", ""))
+    stream = caller.open()
+    stream.send(b"hello")
+    for _ in stream:
+        pass
+
+
+def test_a_stream_ends_if_the_other_side_answers_no_ping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is stopped: the system still takes what is sent to it."""
+    monkeypatch.setattr("headrace.transport.streams.KEEPALIVE", 1.0)
+    said, ended = threading.Event(), threading.Event()
+
+    def answer(stream: Stream) -> Iterator[bytes]:
+        next(iter(stream))
+        said.set()
+        yield from stream.outgoing()
+        ended.set()
+
+    listener = Listener(Endpoint(SERVICE, "127.0.0.1:0", Credentials(), 1 << 10), answer, streams=1)
+    call = f"import test_streams; test_streams.say_hello_and_wait('{listener.port}')"
+    caller = subprocess.Popen([sys.executable, "-c", call], env={**os.environ, "PYTHONPATH": os.path.dirname(__file__)})
+    try:
+        assert said.wait(60)
+        caller.send_signal(signal.SIGSTOP)
+        began = monotonic()
+        assert ended.wait(30)
+        assert monotonic() - began > 0.5
+    finally:
+        caller.kill()
+        caller.wait()
+        listener.stop(0)

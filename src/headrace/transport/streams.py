@@ -56,6 +56,7 @@ class Endpoint:
             ("grpc.use_local_subchannel_pool", 1),  # a connection for each stream
             ("grpc.keepalive_time_ms", keepalive),
             ("grpc.keepalive_timeout_ms", keepalive),
+            ("grpc.http2.ping_timeout_ms", keepalive),  # where the system still takes what a process that hangs is sent
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             # a listener ends the connection if pings come more often than this (by default, every five minutes)
