@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 from cluster_runs import ClusterRun, assert_ends_with_the_command, free_ports, machine_of, start_node
 
-from headrace.cluster.rank import free_port, place_of
+from headrace.cluster.protocol import Link
+from headrace.cluster.rank import free_port, keep_rank, place_of
 from headrace.config import Config, override
 from headrace.sampling import supervisor
 from headrace.shm.run_control import RunControl
+from headrace.transport.credentials import Credentials
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -71,6 +73,14 @@ def test_a_learner_that_waits_for_other_ranks_does_not_count_as_hung(monkeypatch
     time.sleep(0.2)
     supervised._look_for_hung()
     assert asked
+
+
+def test_a_machine_that_is_to_be_a_rank_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    link = Link(f"127.0.0.1:{free_ports()}", Credentials("the-token-of-tests"), wait=0.1)
+    assert keep_rank(link, 1, ()) == 2
+    shown = capfd.readouterr()
+    assert f"This machine is to be learner rank 1 of the run at {link.address}" in shown.out
+    assert "cannot be reached" in shown.err
 
 
 def learns_on(run: ClusterRun, steps: int = 2000) -> None:

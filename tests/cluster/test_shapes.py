@@ -271,11 +271,11 @@ def test_the_first_host_of_a_slurm_list(nodelist: str, host: str) -> None:
 def test_other_versions_are_named() -> None:
     own = protocol.versions()
     protocol.check_versions(own, "there")
-    with pytest.raises(Refused, match=r"there has other versions .*python 2\.7 there, 3\."):
+    with pytest.raises(Refused, match=r"there has other versions .*python 2\.7 instead of 3\."):
         protocol.check_versions(own | {"python": "2.7"}, "there")
-    with pytest.raises(Refused, match=r"headrace 99 there"):
+    with pytest.raises(Refused, match=r"headrace 99 instead of"):
         protocol.check_versions(own | {"headrace": "99"}, "there")
-    with pytest.raises(Refused, match="protocol None there"):
+    with pytest.raises(Refused, match="protocol None instead of"):
         protocol.check_versions(None, "there")
 
 

@@ -330,7 +330,7 @@ def test_ctrl_c_ends_the_runs_with_a_checkpoint(machines: Machines, tmp_path: Pa
         ("if name == 'headrace': raise ModuleNotFoundError(\"No module named 'headrace'\", name=name)",
          f'The module headrace is not installed there: pip install "headrace=={version("headrace")}"'),
         ("if name == 'headrace':\n            import importlib.metadata as m\n            m.version = lambda package: '0.0.9'",
-         f"has other versions than this machine: headrace 0.0.9 there, {version('headrace')} here"),
+         f"has other versions than this machine: headrace 0.0.9 instead of {version('headrace')}"),
     ],
     ids=["without", "another version"],
 )  # fmt: skip

@@ -113,5 +113,5 @@ def check_versions(theirs: Any, host: str, here: str = "the learner's machine") 
     """Raise `Refused` for a node that has other versions than this machine, which the message calls `here`."""
     if theirs != (own := versions()):
         named = theirs if isinstance(theirs, dict) else {}
-        unlike = [f"{name} {named.get(name)!s:.40} there, {own[name]} here" for name in own if named.get(name) != own[name]]
+        unlike = [f"{name} {named.get(name)!s:.40} instead of {own[name]}" for name in own if named.get(name) != own[name]]
         raise Refused(f"{host} has other versions than {here}: {', '.join(unlike)}")

@@ -23,6 +23,7 @@ from headrace.cluster.protocol import Link
 from headrace.config import Config, ConfigError, hardware
 from headrace.config.errors import RANK_LOST, UserError
 from headrace.processes.interrupt import interrupts
+from headrace.processes.output import show
 from headrace.processes.ranks import settings_beside_first
 from headrace.sampling.placements.processes import learner_main
 from headrace.sampling.worker_process import Start
@@ -120,6 +121,7 @@ def keep_rank(link: Link, rank: int, imports: tuple[str, ...]) -> int:
     """Be a machine of engine `static` that is a learner rank: run its process, and again if it is lost, until the run ends.
     Returns the exit code."""
     stopped = threading.Event()
+    show(f"This machine is to be learner rank {rank} of the run at {link.address}")
     with interrupts(stopped.set):
         while True:
             process = MemberProcess(link, imports, rank)
