@@ -129,13 +129,16 @@ def test_a_stream_ends_if_the_other_side_answers_no_ping(monkeypatch: pytest.Mon
 
     listener = Listener(Endpoint(SERVICE, "127.0.0.1:0", Credentials(), 1 << 10), answer, streams=1)
     call = f"import test_streams; test_streams.say_hello_and_wait('{listener.port}')"
-    caller = subprocess.Popen([sys.executable, "-c", call], env={**os.environ, "PYTHONPATH": os.path.dirname(__file__)})
+    there = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+    caller = subprocess.Popen([sys.executable, "-c", call], env=there, stderr=subprocess.PIPE)
     try:
         assert said.wait(60)
         caller.send_signal(signal.SIGSTOP)
         began = monotonic()
         assert ended.wait(30)
         assert monotonic() - began > 0.5
+        caller.send_signal(signal.SIGCONT)
+        assert caller.communicate(timeout=30)[1] == b"", "gRPC's own lines are not for users"
     finally:
         caller.kill()
         caller.wait()

@@ -9,3 +9,5 @@ import os
 # file descriptors, and dies before it executes its program, such as a video encoder or an environment's helper
 # (github.com/grpc/grpc/pull/43157). Nothing here uses gRPC on both sides of a fork.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+# Its lines about connections that end are not for users, who are told the reason.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -51,7 +51,8 @@ class Listener:
                 pair = (read_file(own.key), read_file(own.cert))
                 self.port = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
         except RuntimeError as error:
-            raise ConfigError(f"cannot listen at {address}: {str(error).splitlines()[0]}") from error
+            why = "another program listens there, or it is no address of this machine"
+            raise ConfigError(f"cannot listen at {address}: {why}") from error
         self._server.start()
 
     def _session(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
