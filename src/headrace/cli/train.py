@@ -87,7 +87,7 @@ def _next_commands(result: TrainResult, config: Config) -> list[str]:
     from headrace.evaluation.video import VIDEO  # imports torch
 
     commands = [["eval", run := str(config.run_folder)]]
-    if (config.run_folder / VIDEO).exists():  # not every environment has pictures
+    if (config.run_folder / VIDEO).exists() or not config.run.video:  # not every environment has pictures
         commands.append(["watch", run])
     if len(result.spec.agents) > 1 and not result.spec.of_agents:  # one player can take every place of a match
         commands.append(["play", run, "--against", "random"])

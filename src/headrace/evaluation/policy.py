@@ -62,7 +62,7 @@ def load_policy(
     path = Path(run) / "config.json"
     if not os.path.lexists(path):
         if runs := sorted({str(found.parent) for below in ("*", "*/*") for found in Path(run).glob(f"{below}/config.json")}):
-            raise ConfigError(f"{shortened(str(run))} holds several runs: choose one, such as {', '.join(runs[:3])}")
+            raise ConfigError(f"{shortened(str(run))} holds runs: choose one, such as {', '.join(runs[:3])}")
         raise ConfigError(f"{shortened(str(run))} is no run folder: there is no config.json in it")
     config = configs.load(path)
     if (path.with_name(SHARED)).is_file():
