@@ -490,12 +490,3 @@ def test_envs_lists_by_part_of_the_name_or_pattern(capsys):
 def test_fault_of_configuration_is_an_exception_for_programs():
     with pytest.raises(ConfigError):
         parse_config(["--env", "nothing/there"])
-
-
-def test_a_folder_of_runs_names_those_that_can_be_evaluated(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for name in "abcde":
-        (tmp_path / "ex/runs" / name).mkdir(parents=True)
-        (tmp_path / "ex/runs" / name / "config.json").touch()
-    assert cli.main(["eval", "ex"]) == 2
-    assert capsys.readouterr().err == "headrace: ex holds runs: choose one, such as ex/runs/a, ex/runs/b, ex/runs/c\n"

@@ -47,25 +47,23 @@ def test_where_nothing_goes_on(
     assert "Traceback" not in errors
 
 
-def test_an_evaluation_does_not_hide_what_training_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        ('{"global_step": 500, "time": 1790000600.0, "eval/episodic_return": 7.0}', "3,000"),  # of an evaluation
+        ('{"global_step": 3050, "time": 1790000030.1, "charts/updates": 31}', "3,050"),  # an interval too short for a speed
+    ],
+)
+def test_the_speed_is_shown_whatever_the_last_line_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, step: str
+) -> None:
     run = write_run(tmp_path / "run", metrics={"charts/SPS_interval": 1234.0})
     (run / "log.txt").write_text("something\n")
     with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"global_step": 500, "time": 1790000600.0, "eval/episodic_return": 7.0}\n')
+        file.write(f"{line}\n")
     status._show(run, override(load(run / "config.json"), **{"run.dashboard": False, "run.folder": str(run)}))
     shown = capsys.readouterr().out
-    assert "3,000 of" in shown
-    assert "1,234" in shown
-
-
-def test_the_last_interval_of_a_run_may_be_too_short_for_a_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = write_run(tmp_path / "run", metrics={"charts/SPS_interval": 1234.0})
-    (run / "log.txt").write_text("something\n")
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"global_step": 3050, "time": 1790000030.1, "charts/updates": 31}\n')
-    status._show(run, override(load(run / "config.json"), **{"run.dashboard": False, "run.folder": str(run)}))
-    shown = capsys.readouterr().out
-    assert "3,050 of" in shown
+    assert f"{step} of" in shown
     assert "1,234" in shown
 
 

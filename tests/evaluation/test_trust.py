@@ -178,3 +178,12 @@ def test_a_file_has_the_name_of_its_module(name: str, tmp_path: Path) -> None:
 
 def test_nothing_is_asked_where_nothing_is_needed(tmp_path):
     assert check_given(Config(), [], tmp_path) == ()
+
+
+def test_a_folder_of_runs_names_those_that_can_be_evaluated(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in "abcde":
+        (tmp_path / "ex/runs" / name).mkdir(parents=True)
+        (tmp_path / "ex/runs" / name / "config.json").touch()
+    assert cli.main(["eval", "ex"]) == 2
+    assert capsys.readouterr().err == "headrace: ex holds runs: choose one, such as ex/runs/a, ex/runs/b, ex/runs/c\n"
