@@ -124,14 +124,12 @@ inline void activate(Kind kind, float* y, std::size_t size) {
       for (std::size_t i = 0; i < size; ++i) y[i] = y[i] < 0.0f ? 0.0f : y[i];  // NaN stays NaN
       break;
     case Kind::kElu:
-      for (std::size_t i = 0; i < size; ++i) {
-        const auto [power, rest] = elu::exponential(y[i] > 0.0f ? 0.0f : y[i]);
-        y[i] = y[i] > 0.0f ? y[i] : rest + (power - 1.0f);
-      }
+      for (std::size_t i = 0; i < size; ++i) y[i] = elu::elu(y[i]);
       break;
     case Kind::kTanh:  // tanh |x| = (1 - e^-2|x|) / (1 + e^-2|x|)
       for (std::size_t i = 0; i < size; ++i) {
-        const auto [power, rest] = elu::exponential(-2.0f * std::fabs(y[i]));
+        const float x = -2.0f * std::fabs(y[i]);
+        const auto [power, rest] = elu::exponential(x < elu::kLeast ? elu::kLeast : x);
         const float less = rest + (power - 1.0f);
         y[i] = std::copysign(less / (less + 2.0f), y[i]);
       }
