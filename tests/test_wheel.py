@@ -19,7 +19,7 @@ import pytest
 from headrace_atari import processor_levels
 
 ROOT = Path(__file__).parents[1]
-PARTS = {"headrace": {"doom_yield", "elu", "ipc", "pixels", "ppo", "replay"}, "headrace_atari": {"atari"}}
+PARTS = {"headrace": {"doom_preload", "elu", "ipc", "pixels", "ppo", "replay"}, "headrace_atari": {"atari"}}
 MACHINES = {"x86_64": 0x3E, "aarch64": 0xB7}
 """What an ELF file says of the processor that it is for."""
 
@@ -97,7 +97,7 @@ def test_a_release_installs_from_an_index_and_trains_where_there_is_no_compiler(
             assert {Path(module).name.split(".")[0] for module in modules} == PARTS[name]
             assert {int.from_bytes(files.read(module)[18:20], "little") for module in modules} == {MACHINES[machine]}
             assert any("x86_64_v" in module for module in modules) == (machine == "x86_64")
-            assert {f"{name}/_native/{part}.pyi" for part in PARTS[name] - {"doom_yield"}} <= set(files.namelist())
+            assert {f"{name}/_native/{part}.pyi" for part in PARTS[name] - {"doom_preload"}} <= set(files.namelist())
     venv.create(tmp_path / "clean", with_pip=True)
     binaries = tmp_path / "clean/bin"
     environment = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or "proxy" in name.lower()}

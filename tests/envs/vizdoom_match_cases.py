@@ -210,15 +210,15 @@ def test_engines_have_the_library_that_yields() -> None:
     with match() as env:
         env.reset(seed=0)
         for pid in engine_pids(env):
-            assert str(game.yield_library()) in Path(f"/proc/{pid}/maps").read_text()
+            assert str(game.preloaded_library()) in Path(f"/proc/{pid}/maps").read_text()
 
 
 def test_they_have_it_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The list of libraries to preload is divided at spaces and colons."""
-    library = tmp_path / "a folder: mine" / "doom_yield.so"
+    library = tmp_path / "a folder: mine" / "doom_preload.so"
     library.parent.mkdir()
-    shutil.copy(game.yield_library(), library)
-    monkeypatch.setattr(game, "yield_library", lambda: library)
+    shutil.copy(game.preloaded_library(), library)
+    monkeypatch.setattr(game, "preloaded_library", lambda: library)
     monkeypatch.setattr(game, "_process_folder", cache(game._process_folder.__wrapped__))
     with match() as env:
         env.reset(seed=0)

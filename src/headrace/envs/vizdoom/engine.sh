@@ -1,7 +1,7 @@
 #!/bin/sh
 # Starts the Doom engine for headrace.envs.vizdoom, and waits until it ends:
 # - in a temporary folder, because it makes a folder "_vizdoom" wherever it is started;
-# - with a library that lets it yield its core while it waits for other players, where there is one (native/doom/yield.cpp);
+# - with a library that makes it cheaper, where there is one (native/doom/preload.cpp);
 # - in a session of its own, so that Ctrl-C reaches the worker, which stops cleanly, and not the engine under its feet;
 # - with its messages ("Waiting for players") in a file that HEADRACE_VIZDOOM_LOG names, or nowhere: an error of an engine reaches
 #   the library without them, and on the terminal those of all players write over each other and the dashboard.
@@ -17,8 +17,8 @@ for argument; do
 done
 # the files of the engine's shared memory, for who cleans up behind it (game.py, processes/leftovers.py)
 for kind in SM MQCtr MQDoom; do echo "/dev/shm/ViZDoom$kind$instance"; done >>shared-memory
-if [ -e yield.so ]; then # a link, by a relative path: the list is divided at spaces and colons, which the library's own may have
-    export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}./yield.so"
+if [ -e preload.so ]; then # a link, by a relative path: the list is divided at spaces and colons, which the library's own may have
+    export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}./preload.so"
 fi
 trap '' INT HUP
 if command -v setsid >/dev/null; then

@@ -53,7 +53,7 @@ def configured(name: str, settings: Mapping[str, Any], *, gray: bool) -> vizdoom
     game.set_window_visible(False)
     game.set_sound_enabled(False)
     game.set_screen_resolution(vizdoom.ScreenResolution.RES_160X120)
-    game.set_screen_format(vizdoom.ScreenFormat.GRAY8 if gray else vizdoom.ScreenFormat.RGB24)
+    game.set_screen_format(vizdoom.ScreenFormat.GRAY8 if gray else vizdoom.ScreenFormat.CRCGCB)
     for part in ("depth_buffer", "labels_buffer", "automap_buffer", "audio_buffer", "objects_info", "sectors_info"):
         getattr(game, f"set_{part}_enabled")(False)
     return game
@@ -182,9 +182,9 @@ killed anyway, a later run removes the folder and the shared memory (`processes.
 
 
 @cache
-def yield_library() -> Path | None:
-    """The library that lets engines yield their cores (native/doom/yield.cpp); None if it was not built."""
-    paths = (Path(folder) / "doom_yield.so" for folder in _native.__path__)
+def preloaded_library() -> Path | None:
+    """The library that is preloaded into engines (native/doom/preload.cpp); None if it was not built."""
+    paths = (Path(folder) / "doom_preload.so" for folder in _native.__path__)
     return next((path for path in paths if path.is_file()), None)
 
 
@@ -195,8 +195,8 @@ def _process_folder(pid: int) -> Path:
     # Without this folder, engines that start at the same time all try to make it. All but one fail, and the vizdoom library then
     # ends the calling process.
     (folder / "_vizdoom").mkdir()
-    if (library := yield_library()) is not None:
-        (folder / "yield.so").symlink_to(library.resolve())
+    if (library := preloaded_library()) is not None:
+        (folder / "preload.so").symlink_to(library.resolve())
     environ = {name: value for name, value in os.environ.items() if name != STARTED_BY}
     command = ["sh", "-c", _REAPER, str(folder)]
     # A file descriptor, and no file: the interpreter would close that while it ends, before the library's threads have ended.
