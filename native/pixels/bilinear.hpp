@@ -40,7 +40,12 @@ class Bilinear {
 #endif
   }
 
-  void shrink(const std::uint8_t* from, std::uint8_t* to) {
+  void shrink(const std::uint8_t* from, std::uint8_t* to, std::size_t images) {
+    for (std::size_t i = 0; i < images; ++i) shrink_one(from + i * in_height_ * row_bytes_, to + i * down_.size() * numbers_);
+  }
+
+ private:
+  void shrink_one(const std::uint8_t* from, std::uint8_t* to) {
     std::ptrdiff_t made[2] = {-1, -1};  // which source rows are in `lines_`: row y in line y % 2
     for (const Tap& tap : down_) {
       const std::size_t rows[2] = {tap.first, std::min(tap.first + 1, in_height_ - 1)};
@@ -59,7 +64,6 @@ class Bilinear {
     }
   }
 
- private:
   static constexpr std::size_t kGroup = 8;     // numbers that are made at a time
   static constexpr std::size_t kPadding = 16;  // bytes that may be read behind a row
 

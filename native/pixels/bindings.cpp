@@ -19,8 +19,11 @@ NB_MODULE(pixels, m) {
       .def(nb::init<std::size_t, std::size_t, std::size_t, std::size_t, std::size_t>(), "in_height"_a, "in_width"_a, "channels"_a,
            "out_height"_a, "out_width"_a)
       .def(
-          "shrink", [](pixels::Bilinear& self, const Image& image, const Shrunk& to) { self.shrink(image.data(), to.data()); },
-          "image"_a, "to"_a, "The caller vouches for the sizes of both.");
+          "shrink",
+          [](pixels::Bilinear& self, const Image& image, const Shrunk& to, std::size_t images) {
+            self.shrink(image.data(), to.data(), images);
+          },
+          "image"_a, "to"_a, "images"_a = 1, "`images` that lie one behind the other. The caller vouches for the sizes of both.");
   m.attr("BILINEAR_IS_FAST") = pixels::Bilinear::kFast;
   // Addresses, as in elu/bindings.cpp. The caller vouches for them (headrace/policies/pixels.py).
   m.def(

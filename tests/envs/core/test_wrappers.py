@@ -268,6 +268,8 @@ def test_resizing_is_opencvs_bit_for_bit(channels: int) -> None:
         shrunk = np.zeros_like(expected)
         native.Bilinear(*image.shape, *size).shrink(image, shrunk)  # also where OpenCV is faster
         np.testing.assert_array_equal(shrunk, expected)
+        planes = np.ascontiguousarray(image.transpose(2, 0, 1))
+        np.testing.assert_array_equal(resize(planes.transpose(1, 2, 0), size), expected)
     apart = rng.integers(0, 256, (120, 320, channels), np.uint8)[:, ::2]
     expected = cv2.resize(apart, (128, 72), interpolation=cv2.INTER_LINEAR).reshape(72, 128, channels)
     np.testing.assert_array_equal(resize(apart, (72, 128)), expected)

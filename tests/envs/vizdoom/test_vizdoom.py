@@ -156,10 +156,35 @@ def test_pictures_per_second_follow_the_frames_of_a_step(frameskip: int | None, 
     assert Match("multi_duel", EnvConfig(frameskip=frameskip)).metadata["render_fps"] == fps
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc")
+def test_an_engine_has_its_core_once_for_each_frame() -> None:
+    """Where its environment has the same core. Without the library that is preloaded it was twice: it signalled while it held the
+    mutex that the environment takes next; and SDL had a socket for news of joysticks."""
+    cores = os.sched_getaffinity(0)
+    env = VizdoomEnv("basic", EnvConfig())
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        env.reset(seed=0)
+        (engine,) = (child.pid for child in psutil.Process().children(recursive=True) if child.name() == "vizdoom")
+
+        def changes() -> int:
+            lines = Path(f"/proc/{engine}/status").read_text().splitlines()
+            return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
+
+        before = changes()
+        for _ in range(60):
+            env.step(0)
+        assert changes() - before < 1.6 * 4 * 60
+        assert not [fd for fd in Path(f"/proc/{engine}/fd").iterdir() if os.readlink(fd).startswith("socket:")]
+    finally:
+        os.sched_setaffinity(0, cores)
+        env.close()
+
+
 def test_no_health_is_below_0() -> None:
     """The engine takes a million from the health of a player in whose place another one appears."""
     player = Player("deadly_corridor", EnvConfig(), Settings(variables=["HEALTH", "FRAGCOUNT"]))
-    state = SimpleNamespace(screen_buffer=np.zeros((120, 160, 3), np.uint8), game_variables=np.array([-999900.0, -1.0]))
+    state = SimpleNamespace(screen_buffer=np.zeros((3, 120, 160), np.uint8), game_variables=np.array([-999900.0, -1.0]))
     player.game = SimpleNamespace(get_state=lambda: state)  # type: ignore[assignment]
     assert player.observe()["measurements"] == pytest.approx([0, -0.1])
 

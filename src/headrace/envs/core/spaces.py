@@ -197,8 +197,11 @@ def _write_channels_last(ndim: int) -> Callable[[np.ndarray, np.ndarray], None]:
     split = _cv2_split() if ndim == 3 else None
 
     def write(destination: np.ndarray, value: np.ndarray) -> None:
-        if split is not None and value.ndim == 3 and value.flags.c_contiguous and destination.flags.c_contiguous:
-            split(value, list(destination))
+        if ndim == value.ndim == 3:
+            if split is not None and value.flags.c_contiguous and destination.flags.c_contiguous:
+                split(value, list(destination))
+            else:
+                destination[...] = value.transpose(2, 0, 1)  # np.moveaxis takes longer than the copy
             return
         channels_first = np.moveaxis(value, -1, -3)
         if ndim == 4:  # [..., K, C, H, W] into [..., K * C, H, W]: give the destination the same split

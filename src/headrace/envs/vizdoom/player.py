@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,9 +113,12 @@ class Settings:
 _NAMES = frozenset(Settings.__dataclass_fields__) - {"game"}
 
 
-def _scale(variable: str) -> tuple[float, float]:
+def _scale(variable: str) -> tuple[float, float, float]:
+    """Divisor, lower and upper limit."""
     prefixes = [prefix for prefix in SCALES if variable.startswith(prefix)]
-    return SCALES[max(prefixes, key=len)] if prefixes else (1.0, np.inf)
+    divisor, highest = SCALES[max(prefixes, key=len)] if prefixes else (1.0, math.inf)
+    # the engine takes a million from the health of a player in whose place another one appears
+    return divisor, 0.0 if variable == "HEALTH" else -math.inf, highest
 
 
 class Player:
@@ -140,13 +144,11 @@ class Player:
         game.set_episode_timeout(0)
         buttons = [button.name for button in game.get_available_buttons()]
         self.heads = combine(heads_for(buttons, settings.aim_degrees, settings.aim_choices))
-        self._presses: list[list[list[float]]] = [head.presses.tolist() for head in self.heads]  # small arrays are slow
+        self._presses: list[list[list[float]]] = [head.presses.tolist() for head in self.heads]
         discrete = [gymnasium.spaces.Discrete(len(head.presses)) for head in self.heads]
         self.action_space: gymnasium.Space[Any] = discrete[0] if len(discrete) == 1 else gymnasium.spaces.Tuple(discrete)
         observed = [variable.name for variable in game.get_available_game_variables()] if settings.measurements else []
-        self._divisor, self._highest = np.array([_scale(variable) for variable in observed]).reshape(-1, 2).T
-        # the engine takes a million from the health of a player in whose place another one appears
-        self._lowest = np.array([0.0 if variable == "HEALTH" else -np.inf for variable in observed])
+        self._scales = [_scale(variable) for variable in observed]
         shape = (*self._size, 1 if options.grayscale else 3)
         image = gymnasium.spaces.Box(0, 255, shape, np.uint8)
         self.observation_space: gymnasium.Space[Any] = image
@@ -176,9 +178,11 @@ class Player:
 
     def preparation(self) -> list[dict[str, Any]]:
         """What `observe` does to the engine's state, for the contract of an exported policy; no limit is None."""
-        variables = [variable.name for variable in self.game.get_available_game_variables()][: len(self._divisor)]
-        low, high = ([x if np.isfinite(x) else None for x in limits.tolist()] for limits in (self._lowest, self._highest))
-        scaled = {"variables": variables, "divisors": self._divisor.tolist(), "low": low, "high": high}
+        variables = [variable.name for variable in self.game.get_available_game_variables()][: len(self._scales)]
+        scaled = {"variables": variables} | {
+            name: [x if math.isfinite(x) else None for x in column]
+            for name, column in zip(("divisors", "low", "high"), zip(*self._scales, strict=True), strict=False)
+        }
         method = "bilinear if both sides shrink by less than 2, else area averaging"
         return [
             {"step": "render", "height": 120, "width": 160, "grey": self.screen.shape[-1] == 1},
@@ -195,13 +199,13 @@ class Player:
         state: Any = self.game.get_state()
         if state is None:
             return self.observation
-        screen = state.screen_buffer
-        self.screen = screen if screen.ndim == 3 else screen[..., None]
+        screen = state.screen_buffer  # [C, H, W], or gray [H, W]
+        self.screen = screen.transpose(1, 2, 0) if screen.ndim == 3 else screen[..., None]
         image = resize(self.screen, self._size)
-        if len(self._divisor):
-            scaled = state.game_variables[: len(self._divisor)] / self._divisor
-            numbers = np.minimum(np.maximum(scaled, self._lowest), self._highest)  # several times as fast as np.clip
-            self.observation = {"obs": image, "measurements": numbers.astype(np.float32)}
+        if self._scales:
+            values = state.game_variables[: len(self._scales)].tolist()
+            numbers = [min(max(x / d, low), high) for x, (d, low, high) in zip(values, self._scales, strict=True)]
+            self.observation = {"obs": image, "measurements": np.array(numbers, np.float32)}
         else:
             self.observation = image
         return self.observation
