@@ -15,6 +15,7 @@ from headrace.policies import acting
 from headrace.policies.acting import prepare_for_acting
 from headrace.policies.encoders import ConvEncoder, convolutions
 from headrace.policies.packing import has_kernels
+from headrace.policies.registry import NETWORKS
 from headrace.shm.weight_store import WeightStore
 
 PACKED = (acting.PackedLinear, acting.PackedConv2d, acting.PackedCore)
@@ -65,6 +66,7 @@ def test_prepared_models_act_the_same(env, settings, precision):
     packs = has_kernels(in_bf16) and (env != "gym/CartPole-v1" or in_bf16)
     assert any(isinstance(layer, PACKED) for layer in model.modules()) == packs
     assert any(p.dtype == torch.bfloat16 for p in model.parameters()) == in_bf16
+    assert not (packs and model.trunk.autocast)  # every layer converts by itself
     assert list(model.state_dict()) == names
     assert_same(plain)
 
@@ -81,6 +83,38 @@ def test_prepared_models_act_the_same(env, settings, precision):
     for mine, new in zip(model.state_dict().values(), plain.state_dict().values(), strict=True):
         mine.copy_(new)
     assert_same(plain)
+
+
+class Squashed(nn.Module):
+    """A user's network: PyTorch's own functions of products, whose types autocast chooses."""
+
+    out_features = 16
+
+    def __init__(self, observation, config):
+        super().__init__()
+        (spec,) = observation.values()
+        self.linear, self.mixing = nn.Linear(spec.shape[0], 16), nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, obs):
+        (x,) = obs.values()
+        return torch.softmax(self.linear(x) @ self.mixing, -1)
+
+
+def test_a_network_of_other_classes_stays_under_autocast(monkeypatch):
+    monkeypatch.setitem(NETWORKS, "squashed", Squashed)
+    settings = {"policy.encoder": "squashed", "policy.core": "lstm", "learning.precision": "bf16", "learning.device": "cpu"}
+    config = make_config("gym/CartPole-v1", **settings)
+    _, model = make_agent(config, describe(config.env, config.envs))
+    plain = copy.deepcopy(model)
+    prepare_for_acting(model)
+    assert model.trunk.autocast
+    obs, core, first = {"obs": torch.randn(3, 4)}, torch.randn(3, model.core_width), torch.tensor([True, False, False])
+    with torch.inference_mode():
+        (features, after), rows = plain.features(obs, core, first), {name: x.unsqueeze(0) for name, x in obs.items()}
+        (of_row,), after_row = plain.trunk(rows, core, first.unsqueeze(0))
+        for mine, row, expected in zip(model.features(obs, core, first), (of_row, after_row), (features, after), strict=True):
+            assert torch.equal(mine, expected)
+            assert torch.equal(row, expected)  # one step is a trajectory of one row
 
 
 @pytest.mark.parametrize("precision", ["bf16", "float32"])

@@ -9,15 +9,18 @@ out is the same, bit for bit, but for a single image in float32, whose last conv
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from headrace.policies.cores import RecurrentCore
-from headrace.policies.encoders import ConvEncoder, PixelConv2d
+from headrace.policies.activations import ELU
+from headrace.policies.cores import LastStep, RecurrentCore
+from headrace.policies.encoders import ConvEncoder, MultiEncoder, PixelConv2d, ResidualBlock, VectorEncoder
+from headrace.policies.normalizer import RunningMeanStd
 from headrace.policies.packing import KERNELS, Product, has_kernels
 from headrace.policies.pixels import channels_last
+from headrace.policies.policy import Trunk, TwoNetworks
 
 
 def prepare_for_acting(model: nn.Module) -> None:
@@ -38,6 +41,22 @@ def prepare_for_acting(model: nn.Module) -> None:
     for encoder in model.modules():
         if isinstance(encoder, ConvEncoder) and isinstance(encoder.convolutions, nn.Sequential):
             _fuse(encoder.convolutions)
+    for part in in_bf16:
+        _leave_autocast(part)
+
+
+def _leave_autocast(part: nn.Module) -> None:
+    """Let the layers convert what they compute with, where each is of a class that does or need not. Autocast takes up to a tenth
+    of the time of a small batch: it is entered and left, and is asked about every operation."""
+    for layer in part.modules():
+        if isinstance(layer, PackedConv2d):
+            layer.dtype = torch.bfloat16
+        elif type(layer) is VectorEncoder and layer.in_float32:
+            layer.__class__ = NarrowEncoder
+    narrow = {layer for encoder in part.modules() if isinstance(encoder, NarrowEncoder) for layer in encoder.modules()}
+    others = (layer for layer in part.modules() if layer not in narrow)
+    if all(type(layer) in _CONVERTING for layer in others):
+        cast(Trunk, part).autocast = False
 
 
 def _is_plain(layer: nn.Module) -> bool:
@@ -53,20 +72,25 @@ def _fuse(layers: nn.Sequential) -> None:
             layers[i + 1] = nn.Identity()
 
 
-def _packed(layer: nn.Module, name: str, pack: Callable[[Tensor], Tensor]) -> Tensor:
-    """The layer's weight `name` as `pack` makes it; made anew only when the weight has changed."""
-    weight = getattr(layer, name)
-    made: dict[str, tuple[int, Tensor]] = layer.__dict__.setdefault("_made", {})
-    version, packed = made.get(name, (-1, weight))
-    if version != weight._version:
-        packed = pack(weight.detach())
-        made[name] = weight._version, packed
-    return packed
+T = TypeVar("T")
 
 
-def _linear(layer: nn.Module, name: str, bias: Tensor | None, x: Tensor) -> Tensor:
-    """`torch.nn.functional.linear` with the layer's weight `name`, in bf16."""
-    packed = _packed(layer, name, lambda weight: KERNELS._reorder_linear_weight(weight, x.numel() // x.shape[-1]))
+def _kept(layer: nn.Module, name: str, key: object, make: Callable[[], T]) -> T:
+    """What `make` makes of the layer's weights; made anew only when `key` changes."""
+    kept: dict[str, tuple[object, T]] = layer.__dict__.setdefault("_made", {})
+    found = kept.get(name)
+    if found is None or found[0] != key:
+        found = kept[name] = key, make()
+    return found[1]
+
+
+def _linear(layer: nn.Module, weight: Tensor, bias: Tensor | None, name: str, x: Tensor) -> Tensor:
+    """`torch.nn.functional.linear` in bf16, for the layer's weight `name`."""
+
+    def pack() -> Tensor:
+        return cast(Tensor, KERNELS._reorder_linear_weight(weight.detach(), x.numel() // x.shape[-1]))
+
+    packed = _kept(layer, name, weight._version, pack)
     return KERNELS._linear_pointwise(x.to(torch.bfloat16), packed, bias, "none", [], "")
 
 
@@ -74,57 +98,83 @@ class PackedLinear(nn.Linear):
     """A linear layer in bf16. (In float32 the packed kernel adds in another order than PyTorch's.)"""
 
     def forward(self, x: Tensor) -> Tensor:
-        return _linear(self, "weight", self.bias, x) if x.dim() > 1 else super().forward(x)
+        return _linear(self, self.weight, self.bias, "weight", x) if x.dim() > 1 else super().forward(x)
 
 
 class PackedCore(RecurrentCore):
     """A recurrent core in bf16."""
 
     def _from_inputs(self, x: Tensor) -> Tensor:
-        return _linear(self, "weight_ih", self.bias_ih, x)
+        return _linear(self, self.weight_ih, self.bias_ih, "weight_ih", x)
+
+    def _from_one_state(self, h: Tensor) -> Tensor:
+        return _linear(self, self.weight_hh, self.bias_hh, "weight_hh", h)
 
     def _from_state(self, inputs: Tensor) -> Product:
-        return lambda h: _linear(self, "weight_hh", self.bias_hh, h)
+        return self._from_one_state
 
 
 class PackedConv2d(nn.Conv2d):
     """A convolution in bf16 or float32."""
 
     activation = "none"
+    dtype: torch.dtype | None = None  # that it computes in; None: its weight's
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 4:
             return super().forward(x)
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else self.weight.dtype
-        x, factor = self._input(x, dtype)
+        weight, bias = self.weight, self.bias
+        key = weight._version, -1 if bias is None else bias._version, x.shape[-2:]
+        dtype, factor, arguments = _kept(self, "weight", key, lambda: self._pack(x))
+        return KERNELS._convolution_pointwise(self._converted(x, dtype, factor), *arguments)
+
+    def _pack(self, x: Tensor) -> tuple[torch.dtype, int, list[Any]]:
+        """What changes only with the weights and the size of the images: the type to compute in, the factor of `PixelConv2d`, and
+        the kernel's arguments behind the images."""
+        dtype = self.dtype or self.weight.dtype
+        factor = self._factor(x, dtype)
         how = [self.padding, [stride // factor for stride in self.stride], self.dilation, self.groups]
+        weight = self._scaled(self.weight.detach(), factor).to(dtype).contiguous(memory_format=torch.channels_last)
+        packed = KERNELS._reorder_convolution_weight(weight, *how, self._converted(x, dtype, factor).shape)
+        bias = None if self.bias is None else self.bias.detach().to(dtype)
+        return dtype, factor, [packed, bias, *how, self.activation, [], ""]
 
-        def pack(weight: Tensor) -> Tensor:
-            weight = self._scaled(weight, factor).to(dtype).contiguous(memory_format=torch.channels_last)
-            return cast(Tensor, KERNELS._reorder_convolution_weight(weight, *how, x.shape))
-
-        bias = None if self.bias is None else self.bias.to(dtype)
-        return KERNELS._convolution_pointwise(x, _packed(self, "weight", pack), bias, *how, self.activation, [], "")
+    def _factor(self, x: Tensor, dtype: torch.dtype) -> int:
+        return 1
 
     def _scaled(self, weight: Tensor, factor: int) -> Tensor:
         return weight
 
-    def _input(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
-        return x.to(dtype), 1
+    def _converted(self, x: Tensor, dtype: torch.dtype, factor: int) -> Tensor:
+        return x.to(dtype)
 
 
 class PackedPixelConv2d(PackedConv2d):
     """What a `PixelConv2d` becomes."""
 
+    def _factor(self, x: Tensor, dtype: torch.dtype) -> int:
+        return PixelConv2d.factor(self, x, dtype)
+
     def _scaled(self, weight: Tensor, factor: int) -> Tensor:
         return PixelConv2d.scaled(weight, factor)
 
-    def _input(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
-        factor = PixelConv2d.factor(self, x, dtype)
-        return channels_last(x, dtype, factor), factor
+    def _converted(self, x: Tensor, dtype: torch.dtype, factor: int) -> Tensor:
+        return channels_last(x, dtype, factor)
+
+
+class NarrowEncoder(VectorEncoder):
+    """One that stays in float32 under autocast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to(torch.bfloat16)
 
 
 _PACKED: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: PackedLinear, RecurrentCore: PackedCore, nn.Conv2d: PackedConv2d, PixelConv2d: PackedPixelConv2d,
 }  # fmt: skip
 _IN_FLOAT32 = (PackedConv2d, PackedPixelConv2d)
+_CONVERTING = {
+    *_PACKED.values(), NarrowEncoder, ELU, nn.ReLU, nn.Tanh, nn.GroupNorm, nn.MaxPool2d, nn.Identity, nn.Sequential,
+    nn.ModuleList, Trunk, TwoNetworks, MultiEncoder, ConvEncoder, VectorEncoder, ResidualBlock, LastStep, RunningMeanStd,
+}  # fmt: skip
+"""Layers that convert what they compute with, or compute with what they get."""

@@ -63,13 +63,24 @@ class RecurrentCore(nn.Module):
             out = unroll(self.cell, inputs, parts, first, product)
         return out[0], torch.cat(out[1:], dim=-1)
 
+    def step(self, x: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        """One row: the outputs [B, H] for `x` [B, F], and the state after it; `state` and `first` (bool [B]) as for `forward`."""
+        inputs = self._from_inputs(x)
+        state = state.to(inputs.dtype).masked_fill(first.unsqueeze(-1), 0.0)
+        parts = state.split(self.out_features, dim=-1)
+        after, _ = self.cell.step(inputs, self._from_one_state(parts[0]), parts)
+        return after[0], after[0] if len(after) == 1 else torch.cat(after, dim=-1)
+
     def _from_inputs(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight_ih, self.bias_ih)
+
+    def _from_one_state(self, h: Tensor) -> Tensor:
+        return functional.linear(h, self.weight_hh, self.bias_hh)
 
     def _from_state(self, inputs: Tensor) -> Product:
         """From a state h to its share of the gates, in the type of `inputs` [T, B, G H]."""
         if len(inputs) == 1 or torch.compiler.is_compiling():
-            return lambda h: functional.linear(h, self.weight_hh, self.bias_hh)
+            return self._from_one_state
         weight, bias = (parameter.detach().to(inputs.dtype) for parameter in (self.weight_hh, self.bias_hh))
         return linear(weight, bias, inputs.shape[1])
 

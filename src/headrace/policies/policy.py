@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,8 @@ class Trunk(nn.Module):
     def __init__(self, spec: EnvSpec, config: PolicyConfig, precision: Precision = "float32"):
         super().__init__()
         self.precision = precision
+        self.autocast = precision == "bf16"
+        """Whether PyTorch converts what the layers compute with. In a model that acts they do it (`policies.acting`)."""
         beside = (MASK_KEY, PREVIOUS_ACTION, PREVIOUS_REWARD)
         observation = {name: array for name, array in spec.observation.items() if name not in beside}
         self.observed = tuple(observation)
@@ -79,11 +81,28 @@ class Trunk(nn.Module):
         into the batch for the network."""
         flat = self.normalize(obs)
         flat = {name: flat[name].flatten(0, 1) for name in self.observed}
-        with torch.autocast(first.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext():
+        with self._arithmetic(first):
             features = self.network(flat).unflatten(0, first.shape)
             if self.core is not None and self.last_step is not None:
                 features, core = self.core(self.last_step(features, obs, first), core, first)
         return features.float(), core.float()
+
+    def step(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for one row, without T. Where batches are small, the operations that fold time take time, too."""
+        seen = self.normalize(obs)
+        with self._arithmetic(first):
+            features = self.network({name: seen[name] for name in self.observed})
+            if self.core is not None and self.last_step is not None:
+                features = self.last_step(features, obs, first)
+                if type(self.core).forward is RecurrentCore.forward:
+                    features, core = self.core.step(features, core, first)
+                else:  # a user's own
+                    rows, core = self.core(features.unsqueeze(0), core, first.unsqueeze(0))
+                    features = rows.squeeze(0)
+        return features.float(), core.float()
+
+    def _arithmetic(self, on: Tensor) -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast(on.device.type, torch.bfloat16) if self.autocast else contextlib.nullcontext()
 
     def normalize(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
         """All observations, vectors normalised where `policy.normalize_observations`: those under NORMALIZED already are."""
@@ -127,8 +146,7 @@ class OnTrunk(nn.Module, Generic[Output]):
 
     def features(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
         """What the heads get in `act`, float32 [N, F], and the core state after it; arguments as there."""
-        features, core = self.trunk({name: x.unsqueeze(0) for name, x in obs.items()}, core, first.unsqueeze(0))
-        return features.squeeze(0), core
+        return self.trunk.step(obs, core, first)
 
     def unroll(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> Output:
         """T rows of B environments: the same with `obs` [T, B, ...], `core` [B, S] before row 0 and `first` [T, B]."""
