@@ -13,6 +13,7 @@ from headrace.learning.algorithm import make_agent
 from headrace.make_config import make_config
 from headrace.policies import acting
 from headrace.policies.acting import prepare_for_acting
+from headrace.policies.cores import RecurrentCore
 from headrace.policies.encoders import ConvEncoder, convolutions
 from headrace.policies.packing import has_kernels
 from headrace.policies.registry import NETWORKS
@@ -115,6 +116,22 @@ def test_a_network_of_other_classes_stays_under_autocast(monkeypatch):
         for mine, row, expected in zip(model.features(obs, core, first), (of_row, after_row), (features, after), strict=True):
             assert torch.equal(mine, expected)
             assert torch.equal(row, expected)  # one step is a trajectory of one row
+
+
+def test_a_core_with_a_forward_pass_of_its_own_acts_by_it():
+    class Halved(RecurrentCore):
+        def forward(self, x, state, first):
+            outputs, state = super().forward(x, state, first)
+            return outputs / 2, state
+
+    config = make_config("gym/CartPole-v1", **{"policy.core": "gru", "learning.device": "cpu"})
+    _, model = make_agent(config, describe(config.env, config.envs))
+    obs, core, first = {"obs": torch.randn(3, 4)}, torch.randn(3, model.core_width), torch.tensor([True, False, False])
+    with torch.inference_mode():
+        whole, _ = model.features(obs, core, first)
+        model.trunk.core.__class__ = Halved
+        half, _ = model.features(obs, core, first)
+    assert torch.equal(half, whole / 2)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "float32"])
