@@ -57,6 +57,15 @@ def test_it_acts_like_the_policy(settings, tmp_path):
             break
 
 
+def test_the_module_of_a_bf16_policy_computes_in_float32(tmp_path):
+    wide = {"policy.mlp": [600], "learning.precision": "bf16"}  # narrow ones are float32 anyway
+    policy = headrace.load_policy(trained("gym/CartPole-v1", tmp_path / "run", **wide), device="cpu")
+    obs, first = {"obs": torch.randn(5, 4)}, torch.ones(5, dtype=torch.bool)
+    value = policy.model.value_head(policy.model.trunk.network(obs))  # without autocast
+    torch.testing.assert_close(policy.module()(obs, None, first)["value"], value)
+    assert (policy.model.act(obs, torch.zeros(5, 0), first).value - value).abs().max() > 1e-5  # the policy itself
+
+
 def test_compound_observations_and_actions(tmp_path):
     policy = headrace.load_policy(trained("odd/all", tmp_path / "run", imports=[WORLDS]), device="cpu")
     module, env = policy.module(), policy.make_env()

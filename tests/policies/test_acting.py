@@ -67,7 +67,7 @@ def test_prepared_models_act_the_same(env, settings, precision):
     packs = has_kernels(in_bf16) and (env != "gym/CartPole-v1" or in_bf16)
     assert any(isinstance(layer, PACKED) for layer in model.modules()) == packs
     assert any(p.dtype == torch.bfloat16 for p in model.parameters()) == in_bf16
-    assert not (packs and model.trunk.autocast)  # every layer converts by itself
+    assert model.trunk.layers_convert == (precision == "bf16" and has_kernels(True))
     assert list(model.state_dict()) == names
     assert_same(plain)
 
@@ -108,7 +108,7 @@ def test_a_network_of_other_classes_stays_under_autocast(monkeypatch):
     _, model = make_agent(config, describe(config.env, config.envs))
     plain = copy.deepcopy(model)
     prepare_for_acting(model)
-    assert model.trunk.autocast
+    assert not model.trunk.layers_convert
     obs, core, first = {"obs": torch.randn(3, 4)}, torch.randn(3, model.core_width), torch.tensor([True, False, False])
     with torch.inference_mode():
         (features, after), rows = plain.features(obs, core, first), {name: x.unsqueeze(0) for name, x in obs.items()}

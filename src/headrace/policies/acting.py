@@ -56,7 +56,7 @@ def _leave_autocast(part: nn.Module) -> None:
     narrow = {layer for encoder in part.modules() if isinstance(encoder, NarrowEncoder) for layer in encoder.modules()}
     others = (layer for layer in part.modules() if layer not in narrow)
     if all(type(layer) in _CONVERTING for layer in others):
-        cast(Trunk, part).autocast = False
+        cast(Trunk, part).layers_convert = True
 
 
 def _is_plain(layer: nn.Module) -> bool:

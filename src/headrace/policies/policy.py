@@ -53,8 +53,8 @@ class Trunk(nn.Module):
     def __init__(self, spec: EnvSpec, config: PolicyConfig, precision: Precision = "float32"):
         super().__init__()
         self.precision = precision
-        self.autocast = precision == "bf16"
-        """Whether PyTorch converts what the layers compute with. In a model that acts they do it (`policies.acting`)."""
+        self.layers_convert = False
+        """Whether layers convert what they compute with, as in a model that acts (`policies.acting`): autocast need not."""
         beside = (MASK_KEY, PREVIOUS_ACTION, PREVIOUS_REWARD)
         observation = {name: array for name, array in spec.observation.items() if name not in beside}
         self.observed = tuple(observation)
@@ -102,7 +102,8 @@ class Trunk(nn.Module):
         return features.float(), core.float()
 
     def _arithmetic(self, on: Tensor) -> contextlib.AbstractContextManager[Any]:
-        return torch.autocast(on.device.type, torch.bfloat16) if self.autocast else contextlib.nullcontext()
+        converted = self.precision == "bf16" and not self.layers_convert
+        return torch.autocast(on.device.type, torch.bfloat16) if converted else contextlib.nullcontext()
 
     def normalize(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
         """All observations, vectors normalised where `policy.normalize_observations`: those under NORMALIZED already are."""
