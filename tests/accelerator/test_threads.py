@@ -130,11 +130,11 @@ def test_a_learner_in_a_process_of_its_own_adapts_unless_the_user_has_fixed_the_
 
 class Training:
     """A learner that is given one second after the other: `rates` are its updates per second by number of threads, `busy` is the
-    share of the time that it computes."""
+    share of the time that it computes, `spare` are the cores that are idle."""
 
-    def __init__(self, threads: ThreadTrials | LearnerThreads, rates: dict[int, float], busy: float = 1.0):
-        self.threads, self.rates, self.busy = threads, rates, busy
-        self.now, self.computed, self.updates = 100.0, 0.0, 0.0
+    def __init__(self, threads: ThreadTrials | LearnerThreads, rates: dict[int, float], busy: float = 1.0, spare: float = 1.0):
+        self.threads, self.rates, self.busy, self.spare = threads, rates, busy, spare
+        self.now, self.computed, self.updates, self.idle = 100.0, 0.0, 0.0, 0.0
         self.used: list[int] = []
         self.said: list[str] = []
 
@@ -148,14 +148,16 @@ class Training:
             self.now += 1.0
             self.computed += self.busy
             self.updates += self.rates[number]
+            self.idle += self.spare
             more = () if isinstance(self.threads, LearnerThreads) else self.measured()
             said = self.threads.adapt(self.now, *more)
             self.said += [said] if said else []
 
 
-def trained(rates: dict[int, float], busy: float = 1.0, seconds: int = 300) -> Training:
+def trained(rates: dict[int, float], busy: float = 1.0, seconds: int = 300, spare: float = 1.0) -> Training:
     torch.set_num_threads(1)
-    training = Training(ThreadTrials(1, 2), rates, busy)
+    training: Training
+    training = Training(ThreadTrials(1, 2, lambda: training.idle), rates, busy, spare)
     training.go_on(seconds)
     return training
 
@@ -186,9 +188,14 @@ def test_a_learner_that_waits_for_others_tries_nothing() -> None:
     assert set(trained({1: 4.0, 2: 9.0}, busy=0.9).used) == {1}
 
 
+def test_a_learner_whose_neighbours_use_all_cores_tries_nothing() -> None:
+    assert set(trained({1: 4.0, 2: 9.0}, spare=0.1).used) == {1}
+
+
 def test_nothing_is_tried_while_other_programs_hold_cores() -> None:
     torch.set_num_threads(1)
-    training = Training(ThreadTrials(4, 8), {1: 4.0, 4: 4.0, 8: 9.0})
+    training: Training
+    training = Training(ThreadTrials(4, 8, lambda: training.idle), {1: 4.0, 4: 4.0, 8: 9.0})
     training.go_on(100)
     assert set(training.used) == {1}
 
@@ -229,6 +236,7 @@ def test_a_learner_tries_its_share_of_all_cores_unless_the_user_has_fixed_the_nu
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
     monkeypatch.setattr(threads_of_torch, "AdaptiveThreads", partial(AdaptiveThreads, measure=lambda number: 1.0 / number))
+    monkeypatch.setattr(threads_of_torch, "ThreadTrials", partial(ThreadTrials, idle=lambda: training.idle))
     config = configs.override(Config(env="made-up"), **{"learning.device": "cpu"}, **settings)
     torch.set_num_threads(config.learner_threads)
     training: Training
@@ -243,6 +251,7 @@ def test_a_policy_that_became_a_copy_has_not_made_the_updates_that_its_versions_
     """Versions then go on 1001 higher, which would make the threads that are being tried look many times as fast."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     monkeypatch.setattr(threads_of_torch, "AdaptiveThreads", partial(AdaptiveThreads, measure=lambda number: 1.0 / number))
+    monkeypatch.setattr(threads_of_torch, "ThreadTrials", partial(ThreadTrials, idle=lambda: training.idle))
     config = configs.override(Config(env="made-up"), **{"learning.device": "cpu"})
     torch.set_num_threads(1)
     training: Training

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from statistics import median
 from time import monotonic, perf_counter
 
+import psutil
 import torch
 
 from headrace.config import Config
@@ -103,30 +105,38 @@ class AdaptiveThreads:
         return True
 
 
+def idle_seconds() -> float:
+    """How long the cores that this process may use have been idle since the machine started; their sum."""
+    times = psutil.cpu_times(percpu=True)
+    return float(sum(times[core].idle for core in os.sched_getaffinity(0) if core < len(times)))
+
+
 class ThreadTrials:
     """Lets a learner that limits the run try more threads than it began with, and keep them if updates become faster.
 
     Which is better cannot be told in advance: a second thread takes its time from the rollout workers, and is worth it where they
     wait for the learner anyway. So updates are counted in windows of `WINDOW` seconds. If the learner has computed for `BUSY` of
-    one, the next has `most` threads; they are kept if it had `WORTH` times as many updates per second. Later `few` threads are
-    tried in the same way. Each trial that changes nothing doubles the time to the next, from `FIRST_PERIOD` to `LONGEST_PERIOD`.
-    If updates become slower than they were with few threads, these are taken at once.
+    one, and `SPARE` cores were idle, the next has `most` threads; they are kept if it had `WORTH` times as many updates per
+    second. Later `few` threads are tried in the same way. Each trial that changes nothing doubles the time to the next, from
+    `FIRST_PERIOD` to `LONGEST_PERIOD`. If updates become slower than they were with few threads, these are taken at once.
 
     Args:
         few: threads at the start.
         most: the other number, larger.
+        idle: seconds that cores have been idle.
     """
 
     WINDOW = 10.0  # Seconds; longer if it has fewer updates than `UPDATES`
     UPDATES = 5
     BUSY = 0.95
+    SPARE = 0.3  # where all cores work, further threads only take turns with other processes, and wait for each other meanwhile
     WORTH = 1.05
     FIRST_PERIOD = 60.0
     LONGEST_PERIOD = 960.0
 
-    def __init__(self, few: int, most: int):
-        self.few, self.most, self.threads = few, most, few
-        self._window: tuple[float, float, int] | None = None
+    def __init__(self, few: int, most: int, idle: Callable[[], float] = idle_seconds):
+        self.few, self.most, self.threads, self._idle = few, most, few, idle
+        self._window: tuple[float, float, int, float] | None = None
         self._windows = 0  # number of complete windows. The first has no trial, because processes are still starting.
         self._before: float | None = None  # while the other number is tried: updates per second with the one before
         self._few_reached = 0.0  # updates per second with few threads when these were tried last
@@ -142,7 +152,7 @@ class ThreadTrials:
 
         `now`: seconds (monotonic). `computed`: seconds that the learner has spent on updates. `updates`: their number.
         """
-        began = self._window or (now, computed, updates)
+        began = self._window or (now, computed, updates, self._idle())
         self._window = began
         seconds, done = now - began[0], updates - began[2]
         # With the other number of threads there would have been twice as many updates by now: no need to wait for slow ones.
@@ -150,19 +160,21 @@ class ThreadTrials:
         slower = self.threads == self.most and seconds * known >= 2 * self.UPDATES
         if seconds < self.WINDOW or (done < self.UPDATES and not slower):
             return None
-        self._window, self._windows = (now, computed, updates), self._windows + 1
-        return self._judge(done / seconds, (computed - began[1]) / seconds, now)
+        idle = self._idle()
+        self._window, self._windows = (now, computed, updates, idle), self._windows + 1
+        return self._judge(done / seconds, (computed - began[1]) / seconds, (idle - began[3]) / seconds, now)
 
-    def _judge(self, rate: float, busy: float, now: float) -> str | None:
-        """Decide what the next window has. `rate`: updates per second; `busy`: share of the time spent on updates."""
+    def _judge(self, rate: float, busy: float, spare: float, now: float) -> str | None:
+        """Decide what the next window has. `rate`: updates per second; `busy`: share of the time spent on updates;
+        `spare`: cores that were idle, on average."""
         if self._before is not None:
             return self._end_trial(rate, self._before, now)
         if self.threads == self.most and rate < self._few_reached:
             self._take(self.few)
             self._next = now + self._period
             return f"Threads of torch: {self.few} instead of {self.most}, since updates have become slower than with {self.few}"
-        waited_for = self.threads == self.most or (busy >= self.BUSY and torch.get_num_threads() == self.few)
-        if waited_for and self._windows > 1 and now >= self._next:
+        limits = busy >= self.BUSY and spare >= self.SPARE and torch.get_num_threads() == self.few
+        if (limits or self.threads == self.most) and self._windows > 1 and now >= self._next:
             self._before = rate
             self._take(self.few + self.most - self.threads)
         return None
