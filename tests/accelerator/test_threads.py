@@ -10,13 +10,18 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from headrace import config as configs
 from headrace.accelerator import threads as threads_of_torch
 from headrace.accelerator.threads import PROBE_PERIOD, TRUST, AdaptiveThreads, LearnerThreads, ThreadTrials, probe
-from headrace.config import Config
+from headrace.config import Config, PolicyConfig
+from headrace.envs.core.contract import ArraySpec
+from headrace.policies import pieces
+from headrace.policies.encoders import make_network
+from headrace.policies.pieces import in_pieces
 from headrace.runs.messages import Message
 from headrace.sampling.placements.processes import learner_main
 
@@ -110,21 +115,28 @@ def test_patience_grows_with_mistakes_and_is_forgotten_after_a_good_minute() -> 
 def test_a_learner_in_a_process_of_its_own_adapts_unless_the_user_has_fixed_the_number(
     fixed: int | None, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine, found, sent = Machine(), [], []
+    machine, found, samples, sent = Machine(), [], [], []
     machine.free = 4
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
     monkeypatch.setattr(threads_of_torch, "AdaptiveThreads", partial(AdaptiveThreads, measure=machine))
+    monkeypatch.setattr(pieces, "_wanted", False)
 
     def learn(placement: Any, p: int) -> Iterator[Message | None]:
         for _ in expected:
             found.append(torch.get_num_threads())
+            in_pieces(network, {"obs": torch.zeros(1000, 1, 36, 36)})
+            samples.append(list(called))
+            called.clear()
             yield None
 
+    network, called = make_network({"obs": ArraySpec((1, 36, 36), np.dtype(np.uint8))}, PolicyConfig()), list[int]()
+    network.register_forward_hook(lambda _, inputs, out: called.append(len(out)))
     config = configs.override(Config(env="made-up"), **{"learning.num_threads": fixed, "learning.device": "cpu"})
     report, control = SimpleNamespace(send=sent.append), SimpleNamespace(seconds=lambda role, phase, index: 0.0)
     placement = SimpleNamespace(configs=[config], memory=SimpleNamespace(control=control), version=lambda p: 0)
     learner_main(SimpleNamespace(placement=placement, index=0, argument=learn, report=report))  # type: ignore[arg-type]
     assert found == expected
+    assert [len(each) for each in samples] == expected, "each thread computes a piece of the samples"
     assert [message.content[:29] for message in sent] == ([] if fixed else ["Threads of torch: 4 instead o"])
 
 

@@ -23,8 +23,8 @@ from headrace.learning.learner import Learner
 from headrace.learning.policy_gradient import PolicyGradient
 from headrace.learning.small_network import SmallNetwork
 from headrace.policies.distributions import unsquashed
-from headrace.policies.encoders import VectorEncoder
-from headrace.policies.policy import Policy, TwoNetworks, ValueHead
+from headrace.policies.encoders import TwoNetworks, VectorEncoder
+from headrace.policies.policy import Policy, ValueHead
 
 N = 37  # samples: no multiple of the widths of vectors or tiles
 VECTOR = {"obs": ArraySpec((5,), np.dtype(np.float32))}

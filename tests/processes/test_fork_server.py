@@ -238,3 +238,24 @@ def test_a_fork_server_without_children_that_lacks_imports_is_replaced(tmp_path:
         "assert last == other\n"
         "three.send(None); four.send(None); third.join(); fourth.join()\n",
     )
+
+
+TORCH_IN_A_CHILD = """
+import sys
+from headrace.processes.start import preload, start_child
+
+preload("torch")
+start_child(sys.exit, (), "child").join()
+"""
+
+
+@pytest.mark.parametrize(("own", "expected"), [({}, 0), ({"OMP_WAIT_POLICY": "active"}, 30_000_000_000)])
+def test_threads_of_torch_in_a_child_sleep_while_they_wait_unless_the_user_wants_otherwise(
+    own: dict[str, str], expected: int
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    ran = subprocess.run(
+        [sys.executable, "-c", TORCH_IN_A_CHILD], capture_output=True, text=True, timeout=120, check=True,
+        env=environment | own | {"OMP_DISPLAY_ENV": "verbose"},
+    )  # fmt: skip
+    assert f"GOMP_SPINCOUNT = '{expected}'" in ran.stderr

@@ -22,9 +22,9 @@ from headrace.envs.core.contract import MASK_KEY, Categorical, Continuous
 from headrace.learning.shape_checks import require
 from headrace.policies.activations import ELU
 from headrace.policies.distributions import layout, unsquashed
-from headrace.policies.encoders import MultiEncoder, VectorEncoder
+from headrace.policies.encoders import MultiEncoder, TwoNetworks, VectorEncoder
 from headrace.policies.normalizer import RunningMeanStd
-from headrace.policies.policy import ActionHead, Policy, Trunk, TwoNetworks, ValueHead
+from headrace.policies.policy import ActionHead, Policy, Trunk, ValueHead
 
 MOST_WORK = 1 << 23
 """Parameters times samples of a minibatch up to which one thread here should be as fast as several of PyTorch: an estimate."""

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from headrace.policies.activations import ELU
 from headrace.policies.cores import LastStep, RecurrentCore
-from headrace.policies.encoders import ConvEncoder, MultiEncoder, PixelConv2d, ResidualBlock, VectorEncoder
+from headrace.policies.encoders import ConvEncoder, MultiEncoder, PixelConv2d, ResidualBlock, TwoNetworks, VectorEncoder
 from headrace.policies.normalizer import RunningMeanStd
 from headrace.policies.packing import KERNELS, Product, has_kernels
 from headrace.policies.pixels import channels_last
-from headrace.policies.policy import Trunk, TwoNetworks
+from headrace.policies.policy import Trunk
 
 
 def prepare_for_acting(model: nn.Module) -> None:

@@ -202,6 +202,18 @@ class MultiEncoder(nn.Module):
         return features[0] if len(features) == 1 else torch.cat(features, dim=-1)
 
 
+class TwoNetworks(nn.Module):
+    """The actor's network and the critic's, of the same form: dict of [N, ...] -> [N, 2 F], the actor's features first."""
+
+    def __init__(self, actor: nn.Module, critic: nn.Module):
+        super().__init__()
+        self.actor, self.critic = actor, critic
+        self.out_features = out_features(actor) + out_features(critic)
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        return torch.cat((self.actor(obs), self.critic(obs)), -1)
+
+
 NATURE_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Mnih et al., 2015 (Nature 518)
 NATURE_LEAST = 36  # pixels on a side that its convolutions need
 SHALLOW_LAYERS = ((16, 8, 4), (32, 4, 2))

@@ -20,8 +20,9 @@ from headrace.envs.core.contract import MASK_KEY, ActionSpec, EnvSpec
 from headrace.envs.core.last_step import PREVIOUS_ACTION, PREVIOUS_REWARD
 from headrace.policies.cores import LastStep, RecurrentCore
 from headrace.policies.distributions import ActionDistribution, param_width
-from headrace.policies.encoders import PixelConv2d, VectorEncoder, make_network, orthogonal_, out_features
+from headrace.policies.encoders import PixelConv2d, TwoNetworks, VectorEncoder, make_network, orthogonal_, out_features
 from headrace.policies.normalizer import RunningMeanStd
+from headrace.policies.pieces import in_pieces
 
 Precision = Literal["float32", "bf16"]
 NORMALIZED = "normalized/"
@@ -82,7 +83,7 @@ class Trunk(nn.Module):
         flat = self.normalize(obs)
         flat = {name: flat[name].flatten(0, 1) for name in self.observed}
         with self._arithmetic(first):
-            features = self.network(flat).unflatten(0, first.shape)
+            features = in_pieces(self.network, flat).unflatten(0, first.shape)
             if self.core is not None and self.last_step is not None:
                 features, core = self.core(self.last_step(features, obs, first), core, first)
         return features.float(), core.float()
@@ -91,7 +92,7 @@ class Trunk(nn.Module):
         """The same for one row, without T. Where batches are small, the operations that fold time take time, too."""
         seen = self.normalize(obs)
         with self._arithmetic(first):
-            features = self.network({name: seen[name] for name in self.observed})
+            features = in_pieces(self.network, {name: seen[name] for name in self.observed})
             if self.core is not None and self.last_step is not None:
                 features = self.last_step(features, obs, first)
                 if type(self.core).forward is RecurrentCore.forward:
@@ -197,18 +198,6 @@ class ValueHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         return self.linear(features).float().squeeze(-1)
-
-
-class TwoNetworks(nn.Module):
-    """The actor's network and the critic's, of the same form: dict of [N, ...] -> [N, 2 F], the actor's features first."""
-
-    def __init__(self, actor: nn.Module, critic: nn.Module):
-        super().__init__()
-        self.actor, self.critic = actor, critic
-        self.out_features = out_features(actor) + out_features(critic)
-
-    def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        return torch.cat((self.actor(obs), self.critic(obs)), -1)
 
 
 class Policy(OnTrunk[PolicyOutput]):

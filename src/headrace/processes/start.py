@@ -118,6 +118,9 @@ def become_fork_server() -> None:
     process nothing happens."""
     started_by = os.environ.pop(STARTED_BY, None)
     if started_by is not None:
+        # Torch's threads, when it is imported here, are to sleep while they wait for each other. By default they keep their cores
+        # meanwhile, which rollout workers want.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         parent, origin, folder = started_by.split(":", 2)
         atexit.register(_clean_up, os.getpid(), int(parent), origin, folder)
 

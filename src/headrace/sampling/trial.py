@@ -13,9 +13,9 @@ from headrace.accelerator.staging import torch_dtype
 from headrace.arrays import ArraySpec
 from headrace.config import Config
 from headrace.envs.core.contract import MASK_KEY, EnvSpec
-from headrace.policies.encoders import NETWORKS, out_features
+from headrace.policies.encoders import NETWORKS, TwoNetworks, out_features
 from headrace.policies.errors import AgentFault, failed, is_own, named, shown
-from headrace.policies.policy import Trunk, TwoNetworks
+from headrace.policies.policy import Trunk
 from headrace.sampling.trajectory_fields import trajectory_fields
 
 SIZES = (2, 1, 3)  # of batches: with one observation alone, a result without a batch dimension could look right

@@ -57,12 +57,14 @@ def learner_main(start: Start) -> None:
 
     from headrace.accelerator.cpu_allocator import keep_freed_memory
     from headrace.accelerator.threads import LearnerThreads
+    from headrace.policies import pieces
 
     placement, p = start.placement, start.index
     config, control = placement.configs[p], placement.memory.control
     torch.set_num_threads(config.learner_threads)
     threads = LearnerThreads(config, lambda: (control.seconds("learner", "train", p), placement.version(p)))
     keep_freed_memory()
+    pieces.divide()  # rollout workers hold the cores beside it
     for message in start.argument(placement, p):  # None: a round without a report
         if (change := threads.adapt()) is not None:
             start.report.send(Message("message", change, p))
