@@ -37,7 +37,12 @@ if sys.argv[1:2] == ["sample-factory"]:
 
 def sample_factory(flags: list[str]) -> int:
     """Train."""
+    from sample_factory.algo.runners.runner import Runner
     from sample_factory.train import run_rl
+
+    # It reports every five seconds, which is too coarse where it learns from a batch in one or two. What its constructor sets is
+    # left without effect.
+    Runner.report_interval_sec = property(lambda runner: 0.25, lambda runner, seconds: None)
 
     if any(flag.startswith("--env=atari_") for flag in flags):
         from sf_examples.atari.train_atari import parse_atari_args, register_atari_components

@@ -176,8 +176,8 @@ def trained(rates: dict[int, float], busy: float = 1.0, seconds: int = 300, spar
 
 def test_more_threads_are_kept_where_updates_come_faster() -> None:
     training = trained({1: 4.0, 2: 5.0})
-    assert training.used[:20] == [1] * 20
-    assert training.used[25:80] == [2] * 55
+    assert training.used[:10] == [1] * 10
+    assert training.used[15:70] == [2] * 55
     assert training.said == ["Threads of torch: 2 instead of 1 (5 updates/s with 2, 4 with 1)"]
     assert training.used.count(1) <= 60, "few threads are tried again now and then, one window each"
     assert training.used[-1] == 2
@@ -269,7 +269,7 @@ def test_a_policy_that_became_a_copy_has_not_made_the_updates_that_its_versions_
     training: Training
     threads = LearnerThreads(config, lambda: training.measured())
     training = Training(threads, {1: 1.0, 2: 0.5})
-    training.go_on(25)
+    training.go_on(15)
     assert training.used[-1] == 2, "they are being tried"
     training.updates += 1001
     training.go_on(35)

@@ -126,10 +126,10 @@ class ThreadTrials:
         idle: seconds that cores have been idle.
     """
 
-    WINDOW = 10.0  # Seconds; longer if it has fewer updates than `UPDATES`
+    WINDOW = 5.0  # Seconds; longer if it has fewer updates than `UPDATES`
     UPDATES = 5
     BUSY = 0.95
-    SPARE = 0.3  # where all cores work, further threads only take turns with other processes, and wait for each other meanwhile
+    SPARE = 0.15  # where all cores work, further threads only take turns with other processes, and wait for each other meanwhile
     WORTH = 1.05
     FIRST_PERIOD = 60.0
     LONGEST_PERIOD = 960.0
