@@ -183,6 +183,19 @@ def test_more_threads_are_kept_where_updates_come_faster() -> None:
     assert training.used[-1] == 2
 
 
+def test_the_first_update_with_more_threads_which_takes_seconds_is_not_counted() -> None:
+    torch.set_num_threads(1)
+    training: Training
+    training = Training(ThreadTrials(1, 2, lambda: training.idle), {1: 4.0, 2: 5.0})
+    training.go_on(10)
+    assert torch.get_num_threads() == 2, "they are being tried"
+    training.rates[2] = 0.3
+    training.go_on(4)
+    training.rates[2] = 5.0
+    training.go_on(60)
+    assert set(training.used[10:]) == {2}
+
+
 def test_more_threads_are_given_back_where_they_gain_too_little() -> None:
     training = trained({1: 4.0, 2: 4.0}, seconds=1000)
     assert training.said == []

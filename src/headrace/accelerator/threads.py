@@ -137,6 +137,7 @@ class ThreadTrials:
     def __init__(self, few: int, most: int, idle: Callable[[], float] = idle_seconds):
         self.few, self.most, self.threads, self._idle = few, most, few, idle
         self._window: tuple[float, float, int, float] | None = None
+        self._uncounted = -1  # after this many updates the number of threads was changed; the next one belongs to no window
         self._windows = 0  # number of complete windows. The first has no trial, because processes are still starting.
         self._before: float | None = None  # while the other number is tried: updates per second with the one before
         self._few_reached = 0.0  # updates per second with few threads when these were tried last
@@ -152,7 +153,10 @@ class ThreadTrials:
 
         `now`: seconds (monotonic). `computed`: seconds that the learner has spent on updates. `updates`: their number.
         """
-        began = self._window or (now, computed, updates, self._idle())
+        began = self._window
+        # The first update with another number of threads compiles kernels and maps memory, for seconds.
+        if began is None or began[2] == self._uncounted < updates:
+            began = now, computed, updates, self._idle()
         self._window = began
         seconds, done = now - began[0], updates - began[2]
         # With the other number of threads there would have been twice as many updates by now: no need to wait for slow ones.
@@ -160,9 +164,11 @@ class ThreadTrials:
         slower = self.threads == self.most and seconds * known >= 2 * self.UPDATES
         if seconds < self.WINDOW or (done < self.UPDATES and not slower):
             return None
-        idle = self._idle()
+        idle, threads = self._idle(), self.threads
         self._window, self._windows = (now, computed, updates, idle), self._windows + 1
-        return self._judge(done / seconds, (computed - began[1]) / seconds, (idle - began[3]) / seconds, now)
+        change = self._judge(done / seconds, (computed - began[1]) / seconds, (idle - began[3]) / seconds, now)
+        self._uncounted = updates if self.threads != threads else -1
+        return change
 
     def _judge(self, rate: float, busy: float, spare: float, now: float) -> str | None:
         """Decide what the next window has. `rate`: updates per second; `busy`: share of the time spent on updates;

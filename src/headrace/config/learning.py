@@ -106,8 +106,8 @@ class LearningConfig:
     num_threads: Annotated[int, Range(1, 4096)] | None = None
     """CPU threads of a learner. None: half of the cores, divided by the number of learners. If rollout workers wait for the
     learner while cores are idle, it tries all cores, divided in the same way, and keeps them if it makes at least 1.05 times as
-    many updates with them. In `device` placement: all cores. While other programs use the cores the learner takes fewer, except in
-    `serial` placement, which always takes all."""
+    many updates with them. In `device` placement: all cores. While other programs use the cores the learner takes fewer, except
+    in `serial` placement, which always takes all."""
 
 
 @dataclass
