@@ -187,13 +187,13 @@ def test_the_first_update_with_more_threads_which_takes_seconds_is_not_counted()
     torch.set_num_threads(1)
     training: Training
     training = Training(ThreadTrials(1, 2, lambda: training.idle), {1: 4.0, 2: 5.0})
-    training.go_on(10)
+    training.go_on(11)
     assert torch.get_num_threads() == 2, "they are being tried"
     training.rates[2] = 0.3
     training.go_on(4)
     training.rates[2] = 5.0
     training.go_on(60)
-    assert set(training.used[10:]) == {2}
+    assert set(training.used[11:]) == {2}
 
 
 def test_more_threads_are_given_back_where_they_gain_too_little() -> None:
