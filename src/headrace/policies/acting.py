@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+import headrace._native.layers as native
 from headrace.policies.activations import ELU
 from headrace.policies.cores import LastStep, RecurrentCore
 from headrace.policies.encoders import ConvEncoder, MultiEncoder, PixelConv2d, ResidualBlock, TwoNetworks, VectorEncoder
@@ -51,6 +52,8 @@ def _leave_autocast(part: nn.Module) -> None:
     for layer in part.modules():
         if isinstance(layer, PackedConv2d):
             layer.dtype = torch.bfloat16
+        elif type(layer) is ConvEncoder and _plain_layers(layer):
+            layer.__class__ = NativeConvEncoder
         elif type(layer) is VectorEncoder and layer.in_float32:
             layer.__class__ = NarrowEncoder
     narrow = {layer for encoder in part.modules() if isinstance(encoder, NarrowEncoder) for layer in encoder.modules()}
@@ -84,14 +87,41 @@ def _kept(layer: nn.Module, name: str, key: object, make: Callable[[], T]) -> T:
     return found[1]
 
 
+def _natively() -> bool:
+    """Whether one thread computes, on a processor for which the native layers are."""
+    return native.IS_FAST and torch.get_num_threads() == 1
+
+
 def _linear(layer: nn.Module, weight: Tensor, bias: Tensor | None, name: str, x: Tensor) -> Tensor:
     """`torch.nn.functional.linear` in bf16, for the layer's weight `name`."""
+    width = x.shape[-1]
+    if width % 2 == 0 and _natively():
+
+        def copied() -> native.Network:
+            network = native.Network(width)
+            _add_linear(network, weight, bias, "none")
+            return network
+
+        network = _kept(layer, name + " native", (weight._version, None if bias is None else bias._version), copied)
+        x = x.to(torch.bfloat16).contiguous()
+        y = x.new_empty(*x.shape[:-1], len(weight))
+        network.forward(x.data_ptr(), y.data_ptr(), x.numel() // width)
+        return y
 
     def pack() -> Tensor:
         return cast(Tensor, KERNELS._reorder_linear_weight(weight.detach(), x.numel() // x.shape[-1]))
 
     packed = _kept(layer, name, weight._version, pack)
     return KERNELS._linear_pointwise(x.to(torch.bfloat16), packed, bias, "none", [], "")
+
+
+def _address(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def _add_linear(network: native.Network, weight: Tensor, bias: Tensor | None, activation: str) -> None:
+    weight = weight.detach().contiguous()
+    network.linear(weight.data_ptr(), _address(bias), len(weight), getattr(native.Activation, activation))
 
 
 class PackedLinear(nn.Linear):
@@ -162,6 +192,61 @@ class PackedPixelConv2d(PackedConv2d):
         return channels_last(x, dtype, factor)
 
 
+class NativeConvEncoder(ConvEncoder):
+    """What a `ConvEncoder` becomes whose layers are `_plain_layers`."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        if image.dtype != torch.uint8 or not image.is_contiguous() or image.shape[1] > 4 or not _natively():
+            return super().forward(image)
+        parameters: list[Tensor] = self.__dict__.setdefault("_all", list(self.parameters()))
+        key = tuple(parameter._version for parameter in parameters), image.shape[1:]
+        network = _kept(self, "network", key, lambda: self._copied(image))
+        if network is None:
+            return super().forward(image)
+        y = torch.empty(len(image), self.out_features, dtype=torch.bfloat16)
+        network.forward(image.data_ptr(), y.data_ptr(), len(image))
+        return y
+
+    def _copied(self, image: Tensor) -> native.Network | None:
+        """The layers for images of this size; None for those of which a kernel's row has an odd number of inputs."""
+        network, layers = None, cast(list[tuple[PackedConv2d, str]], _plain_layers(self))
+        for layer, activation in layers:
+            factor = layer._factor(image, torch.bfloat16)
+            weight = layer._scaled(layer.weight.detach(), factor).to(torch.bfloat16).permute(0, 2, 3, 1).contiguous()
+            outputs, *kernel, channels = weight.shape
+            if kernel[1] * channels % 2:
+                return None
+            network = network or native.Network(*image.shape[1:], factor)
+            bias = None if layer.bias is None else layer.bias.detach().to(torch.bfloat16)
+            stride = layer.stride[0] // factor
+            of = getattr(native.Activation, activation)
+            network.convolution(weight.data_ptr(), _address(bias), outputs, *kernel, stride, of)
+        if network is not None and self.linear is not None:
+            _add_linear(network, self.linear.weight, self.linear.bias, _ACTIVATIONS[type(self.activation)])
+        return network
+
+
+_ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", ELU: "elu"}
+
+
+def _plain_layers(encoder: ConvEncoder) -> list[tuple[PackedConv2d, str]] | None:
+    """The convolutions, each with its activation, if the native layers have them all."""
+    found: list[tuple[PackedConv2d, str]] = []
+    for layer in encoder.convolutions if isinstance(encoder.convolutions, nn.Sequential) else ():
+        if isinstance(layer, PackedConv2d) and isinstance(layer, PackedPixelConv2d) == (not found):
+            simple = not any(layer.padding) and set(layer.dilation) == {1} and layer.groups == 1 and len(set(layer.stride)) == 1
+            if not simple:
+                return None
+            found.append((layer, layer.activation))
+        elif isinstance(layer, ELU) and found and found[-1][1] == "none":
+            found[-1] = found[-1][0], "elu"
+        elif not (isinstance(layer, nn.Identity) and found):
+            return None
+    linear = encoder.linear
+    even = linear is None or (isinstance(linear, PackedLinear) and linear.in_features % 2 == 0)
+    return found if found and even and (linear is None or type(encoder.activation) in _ACTIVATIONS) else None
+
+
 class NarrowEncoder(VectorEncoder):
     """One that stays in float32 under autocast."""
 
@@ -175,6 +260,6 @@ _PACKED: dict[type[nn.Module], type[nn.Module]] = {
 _IN_FLOAT32 = (PackedConv2d, PackedPixelConv2d)
 _CONVERTING = {
     *_PACKED.values(), NarrowEncoder, ELU, nn.ReLU, nn.Tanh, nn.GroupNorm, nn.MaxPool2d, nn.Identity, nn.Sequential,
-    nn.ModuleList, Trunk, TwoNetworks, MultiEncoder, ConvEncoder, VectorEncoder, ResidualBlock, LastStep, RunningMeanStd,
+    nn.ModuleList, Trunk, TwoNetworks, MultiEncoder, ConvEncoder, NativeConvEncoder, VectorEncoder, ResidualBlock, LastStep, RunningMeanStd,
 }  # fmt: skip
 """Layers that convert what they compute with, or compute with what they get."""

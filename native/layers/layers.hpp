@@ -1,0 +1,160 @@
+// Layers of a policy's network for the few observations that it acts on, in bfloat16: convolutions and linear layers.
+//
+// oneDNN's kernels are as fast, but PyTorch takes as long to find and to call them as they compute. The sums are added up in the
+// order of oneDNN's (as of 3.x, without AMX), so that what comes out is the same, bit for bit.
+
+#pragma once
+
+#include <vector>
+
+#include "layers/tile.hpp"
+#include "pixels/pixels.hpp"
+
+namespace headrace::layers {
+
+inline constexpr std::size_t kLinearRun = 1024;  // inputs of a linear layer that oneDNN sums up before it adds them to the others
+
+/// A convolution without padding over images [height][width][channels]. A linear layer is one over a single pixel.
+class Layer {
+ public:
+  /// `weight`: [outputs][kernel_height][kernel_width][channels]; `bias`: [outputs], or null for 0.
+  Layer(const Bfloat16* weight, const Bfloat16* bias, std::size_t outputs, std::size_t channels, std::size_t kernel_height,
+        std::size_t kernel_width, std::size_t stride, Activation activation)
+      : outputs(outputs), channels(channels), kernel_height(kernel_height), kernel_width(kernel_width), stride(stride),
+        activation_(activation) {
+    const std::size_t inputs = kernel_height * kernel_width * channels, panels = (outputs + kPanel - 1) / kPanel;
+    weights_.resize(panels * kPanel * inputs);
+    bias_.resize(panels * kPanel);
+    for (std::size_t j = 0; j < outputs; ++j) {
+      if (bias) bias_[j] = elu::widened(bias[j]);
+      Bfloat16* to = weights_.data() + j / kPanel * kPanel * inputs + j % kPanel * 2;
+      for (std::size_t i = 0; i < inputs; i += 2, to += 2 * kPanel) std::memcpy(to, weight + j * inputs + i, 2 * sizeof *to);
+    }
+  }
+
+  std::size_t out_height(std::size_t height) const { return (height - kernel_height) / stride + 1; }
+  std::size_t out_width(std::size_t width) const { return (width - kernel_width) / stride + 1; }
+
+  /// x [images][height][width][channels] to y [images][out_height][out_width][outputs].
+  void forward(const Bfloat16* x, Bfloat16* y, std::size_t images, std::size_t height, std::size_t width) const {
+    switch (activation_) {
+      case Activation::kNone: return forward<Activation::kNone>(x, y, images, height, width);
+      case Activation::kRelu: return forward<Activation::kRelu>(x, y, images, height, width);
+      case Activation::kElu: return forward<Activation::kElu>(x, y, images, height, width);
+    }
+  }
+
+  const std::size_t outputs, channels, kernel_height, kernel_width, stride;
+
+ private:
+  template <Activation A>
+  void forward(const Bfloat16* x, Bfloat16* y, std::size_t images, std::size_t height, std::size_t width) const {
+    const std::size_t line = width * channels, of_line = out_width(width), of_image = of_line * out_height(height);
+    const std::size_t rows = images * of_image, tiles = (rows + kRows - 1) / kRows;
+    const std::size_t inputs = kernel_height * kernel_width * channels, runs = (inputs + kLinearRun - 1) / kLinearRun;
+    const bool linear = height == 1 && width == 1;
+    const Inputs of_row = linear ? Inputs{runs, kLinearRun, kLinearRun, inputs - (runs - 1) * kLinearRun, true}
+                                 : Inputs{kernel_height, line, kernel_width * channels, kernel_width * channels, false};
+    for (std::size_t j = 0; j < outputs; j += kPanel) {
+      std::size_t row = 0;
+      for (std::size_t t = 0; t < tiles; ++t) {  // of nearly as many rows each
+        const std::size_t here = (rows - row) / (tiles - t);
+        const Bfloat16* of_tile[kRows];
+        for (std::size_t r = 0; r < here; ++r) {
+          const std::size_t image = (row + r) / of_image, pixel = (row + r) % of_image;
+          of_tile[r] = x + (image * height + pixel / of_line * stride) * line + pixel % of_line * stride * channels;
+        }
+        const Outputs to{y + row * outputs + j, outputs, std::min(kPanel, outputs - j)};
+        tile_of<A>(here, of_tile, of_row, weights_.data() + j * inputs, bias_.data() + j, to);
+        row += here;
+      }
+    }
+  }
+
+  Activation activation_;
+  std::vector<Bfloat16> weights_;
+  std::vector<float> bias_;
+};
+
+/// Layers one after the other, over images of bytes or rows of numbers.
+class Network {
+ public:
+  /// Images [channels][height][width], unshuffled by `factor` as pixels.hpp does.
+  Network(std::size_t channels, std::size_t height, std::size_t width, std::size_t factor)
+      : bytes_(channels * height * width), channels_(channels), height_(height), width_(width), factor_(factor),
+        shape_{height / factor, width / factor, channels * factor * factor} {}
+
+  explicit Network(std::size_t width) : shape_{1, 1, width} {}
+
+  /// The arguments of `Layer`, of which the network knows the channels.
+  void convolution(const Bfloat16* weight, const Bfloat16* bias, std::size_t outputs, std::size_t kernel_height,
+                   std::size_t kernel_width, std::size_t stride, Activation activation) {
+    layers_.emplace_back(weight, bias, outputs, shape_.channels, kernel_height, kernel_width, stride, activation);
+    const Layer& layer = layers_.back();
+    shape_ = {layer.out_height(shape_.height), layer.out_width(shape_.width), outputs};
+  }
+
+  /// A linear layer over all numbers of an image, plane by plane, as PyTorch has them: weight [outputs][channels height width].
+  void linear(const Bfloat16* weight, const Bfloat16* bias, std::size_t outputs, Activation activation) {
+    layers_.emplace_back(weight, bias, outputs, size(shape_), 1, 1, 1, activation);
+    shape_ = {1, 1, outputs};
+  }
+
+  /// Numbers that come out for each image or row.
+  std::size_t out_features() const { return size(shape_); }
+
+  /// x: [count] images of bytes, or rows of numbers. y: [count][out_features], of an image plane by plane.
+  void forward(const void* x, Bfloat16* y, std::size_t count) const {
+    static thread_local std::vector<Bfloat16> buffers[2];
+    Shape shape{1, 1, layers_.empty() ? 0 : layers_[0].channels};
+    const auto* from = static_cast<const Bfloat16*>(x);
+    if (bytes_) {
+      shape = {height_ / factor_, width_ / factor_, channels_ * factor_ * factor_};
+      auto* pixels = reinterpret_cast<pixels::Bfloat16*>(room(buffers[0], count * size(shape)));
+      pixels::channels_last(static_cast<const std::uint8_t*>(x), pixels, count, channels_, height_, width_, factor_);
+      from = buffers[0].data();
+    }
+    std::size_t next = 1;
+    for (std::size_t i = 0; i < layers_.size(); ++i, next ^= 1) {
+      const Layer& layer = layers_[i];
+      if (layer.channels != shape.channels) {  // the first linear layer: plane by plane
+        Bfloat16* planes = room(buffers[next], count * size(shape));
+        by_planes(from, planes, count, shape);
+        from = planes, shape = {1, 1, size(shape)}, next ^= 1;
+      }
+      const Shape after{layer.out_height(shape.height), layer.out_width(shape.width), layer.outputs};
+      const bool last = i + 1 == layers_.size();
+      Bfloat16* to = last && after.height * after.width == 1 ? y : room(buffers[next], count * size(after));
+      layer.forward(from, to, count, shape.height, shape.width);
+      from = to, shape = after;
+    }
+    if (from != y) by_planes(from, y, count, shape);
+  }
+
+ private:
+  struct Shape {
+    std::size_t height, width, channels;
+  };
+
+  static std::size_t size(const Shape& shape) { return shape.height * shape.width * shape.channels; }
+
+  static Bfloat16* room(std::vector<Bfloat16>& buffer, std::size_t size) {
+    if (buffer.size() < size) buffer.resize(size);
+    return buffer.data();
+  }
+
+  static void by_planes(const Bfloat16* from, Bfloat16* to, std::size_t count, const Shape& shape) {
+    const std::size_t pixels = shape.height * shape.width;
+    for (std::size_t n = 0; n < count; ++n, from += size(shape), to += size(shape)) {
+      for (std::size_t c = 0; c < shape.channels; ++c) {
+        for (std::size_t i = 0; i < pixels; ++i) to[c * pixels + i] = from[i * shape.channels + c];
+      }
+    }
+  }
+
+  std::size_t bytes_ = 0, channels_ = 0, height_ = 0, width_ = 0, factor_ = 0;
+  Shape shape_;
+  std::vector<Layer> layers_;
+};
+
+}  // namespace headrace::layers
