@@ -1,4 +1,5 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 #include <cstdint>
 
@@ -33,34 +34,38 @@ NB_MODULE(layers, m) {
   namespace layers = headrace::layers;
   using layers::Activation, layers::Bfloat16, layers::Network;
   using Address = std::uintptr_t;
-  static constexpr auto numbers = [](Address address) { return reinterpret_cast<const Bfloat16*>(address); };
+  using Panels = nb::ndarray<const std::int32_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+  using Biases = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+  static constexpr auto panels = [](const Panels& weight) { return reinterpret_cast<const Bfloat16*>(weight.data()); };
 
   nb::enum_<Activation>(m, "Activation")
       .value("none", Activation::kNone)
       .value("relu", Activation::kRelu)
       .value("elu", Activation::kElu);
   nb::class_<Network>(m, "Network",
-                      "Layers in bfloat16, one after the other, for the few observations that a policy acts on. They keep copies of "
-                      "the weights. Only where `IS_FAST`.")
+                      "Layers in bfloat16, one after the other, for the few observations that a policy acts on. Only "
+                      "where `IS_FAST`.")
       .def(nb::init<std::size_t>(), "width"_a, "Of rows of `width` numbers.")
       .def(nb::init<std::size_t, std::size_t, std::size_t, std::size_t>(), "channels"_a, "height"_a, "width"_a, "factor"_a,
            "Of images of bytes [channels, height, width], up to 4 channels, unshuffled by `factor`: 1 or 4.")
       .def(
           "convolution",
-          [](Network& self, Address weight, Address bias, std::size_t outputs, std::size_t kernel_height, std::size_t kernel_width,
-             std::size_t stride, Activation activation) {
-            self.convolution(numbers(weight), numbers(bias), outputs, kernel_height, kernel_width, stride, activation);
+          [](Network& self, const Panels& weight, const Biases& bias, std::size_t outputs, std::size_t kernel_height,
+             std::size_t kernel_width, std::size_t stride, Activation activation) {
+            self.convolution(panels(weight), bias.data(), outputs, kernel_height, kernel_width, stride, activation);
           },
-          "weight"_a, "bias"_a, "outputs"_a, "kernel_height"_a, "kernel_width"_a, "stride"_a, "activation"_a,
-          "Add a convolution without padding. Addresses of `weight` [outputs, kernel_height, kernel_width, channels], of which a row of "
-          "the kernel has an even number, and of `bias` [outputs], or 0.")
+          "weight"_a.noconvert(), "bias"_a.noconvert(), "outputs"_a, "kernel_height"_a, "kernel_width"_a, "stride"_a, "activation"_a, nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 3>(),
+          "Add a convolution without padding. `weight`: panels of tile.hpp, [outputs / 32, inputs / 2, 32], each of two inputs; "
+          "inputs in the order [kernel_height, kernel_width, channels], of which a row has an even number. `bias`: [outputs]. "
+          "Both with zeros up to a multiple of 32 outputs.")
       .def(
           "linear",
-          [](Network& self, Address weight, Address bias, std::size_t outputs, Activation activation) {
-            self.linear(numbers(weight), numbers(bias), outputs, activation);
+          [](Network& self, const Panels& weight, const Biases& bias, std::size_t outputs, Activation activation) {
+            self.linear(panels(weight), bias.data(), outputs, activation);
           },
-          "weight"_a, "bias"_a, "outputs"_a, "activation"_a,
-          "Add a linear layer over all numbers of an image, plane by plane. `weight`: [outputs, numbers], an even number.")
+          "weight"_a.noconvert(), "bias"_a.noconvert(), "outputs"_a, "activation"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+          "Add a linear layer over all numbers of an image, plane by plane; arguments as there.")
       .def(
           "forward",
           [](const Network& self, Address x, Address y, std::size_t count) {

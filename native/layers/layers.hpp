@@ -15,36 +15,23 @@ namespace headrace::layers {
 inline constexpr std::size_t kLinearRun = 1024;  // inputs of a linear layer that oneDNN sums up before it adds them to the others
 
 /// A convolution without padding over images [height][width][channels]. A linear layer is one over a single pixel.
-class Layer {
- public:
-  /// `weight`: [outputs][kernel_height][kernel_width][channels]; `bias`: [outputs], or null for 0.
-  Layer(const Bfloat16* weight, const Bfloat16* bias, std::size_t outputs, std::size_t channels, std::size_t kernel_height,
-        std::size_t kernel_width, std::size_t stride, Activation activation)
-      : outputs(outputs), channels(channels), kernel_height(kernel_height), kernel_width(kernel_width), stride(stride),
-        activation_(activation) {
-    const std::size_t inputs = kernel_height * kernel_width * channels, panels = (outputs + kPanel - 1) / kPanel;
-    weights_.resize(panels * kPanel * inputs);
-    bias_.resize(panels * kPanel);
-    for (std::size_t j = 0; j < outputs; ++j) {
-      if (bias) bias_[j] = elu::widened(bias[j]);
-      Bfloat16* to = weights_.data() + j / kPanel * kPanel * inputs + j % kPanel * 2;
-      for (std::size_t i = 0; i < inputs; i += 2, to += 2 * kPanel) std::memcpy(to, weight + j * inputs + i, 2 * sizeof *to);
-    }
-  }
+struct Layer {
+  const Bfloat16* panels;  // of tile.hpp; inputs in the order [kernel_height][kernel_width][channels]
+  const float* bias;       // [outputs], zeros behind them up to a multiple of `kPanel`
+  std::size_t outputs, channels, kernel_height, kernel_width, stride;
+  Activation activation;
 
   std::size_t out_height(std::size_t height) const { return (height - kernel_height) / stride + 1; }
   std::size_t out_width(std::size_t width) const { return (width - kernel_width) / stride + 1; }
 
   /// x [images][height][width][channels] to y [images][out_height][out_width][outputs].
   void forward(const Bfloat16* x, Bfloat16* y, std::size_t images, std::size_t height, std::size_t width) const {
-    switch (activation_) {
+    switch (activation) {
       case Activation::kNone: return forward<Activation::kNone>(x, y, images, height, width);
       case Activation::kRelu: return forward<Activation::kRelu>(x, y, images, height, width);
       case Activation::kElu: return forward<Activation::kElu>(x, y, images, height, width);
     }
   }
-
-  const std::size_t outputs, channels, kernel_height, kernel_width, stride;
 
  private:
   template <Activation A>
@@ -65,15 +52,11 @@ class Layer {
           of_tile[r] = x + (image * height + pixel / of_line * stride) * line + pixel % of_line * stride * channels;
         }
         const Outputs to{y + row * outputs + j, outputs, std::min(kPanel, outputs - j)};
-        tile_of<A>(here, of_tile, of_row, weights_.data() + j * inputs, bias_.data() + j, to);
+        tile_of<A>(here, of_tile, of_row, panels + j * inputs, bias + j, to);
         row += here;
       }
     }
   }
-
-  Activation activation_;
-  std::vector<Bfloat16> weights_;
-  std::vector<float> bias_;
 };
 
 /// Layers one after the other, over images of bytes or rows of numbers.
@@ -86,17 +69,17 @@ class Network {
 
   explicit Network(std::size_t width) : shape_{1, 1, width} {}
 
-  /// The arguments of `Layer`, of which the network knows the channels.
-  void convolution(const Bfloat16* weight, const Bfloat16* bias, std::size_t outputs, std::size_t kernel_height,
+  /// The members of `Layer`, of which the network knows the channels.
+  void convolution(const Bfloat16* panels, const float* bias, std::size_t outputs, std::size_t kernel_height,
                    std::size_t kernel_width, std::size_t stride, Activation activation) {
-    layers_.emplace_back(weight, bias, outputs, shape_.channels, kernel_height, kernel_width, stride, activation);
+    layers_.push_back({panels, bias, outputs, shape_.channels, kernel_height, kernel_width, stride, activation});
     const Layer& layer = layers_.back();
     shape_ = {layer.out_height(shape_.height), layer.out_width(shape_.width), outputs};
   }
 
-  /// A linear layer over all numbers of an image, plane by plane, as PyTorch has them: weight [outputs][channels height width].
-  void linear(const Bfloat16* weight, const Bfloat16* bias, std::size_t outputs, Activation activation) {
-    layers_.emplace_back(weight, bias, outputs, size(shape_), 1, 1, 1, activation);
+  /// A linear layer over all numbers of an image, in PyTorch's order: plane by plane.
+  void linear(const Bfloat16* panels, const float* bias, std::size_t outputs, Activation activation) {
+    layers_.push_back({panels, bias, outputs, size(shape_), 1, 1, 1, activation});
     shape_ = {1, 1, outputs};
   }
 

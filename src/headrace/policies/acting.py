@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import headrace._native.layers as native
 from headrace.policies.activations import ELU
@@ -87,6 +88,9 @@ def _kept(layer: nn.Module, name: str, key: object, make: Callable[[], T]) -> T:
     return found[1]
 
 
+_PANEL = 32  # outputs whose weights lie together (native/layers/tile.hpp)
+
+
 def _natively() -> bool:
     """Whether one thread computes, on a processor for which the native layers are."""
     return native.IS_FAST and torch.get_num_threads() == 1
@@ -115,13 +119,19 @@ def _linear(layer: nn.Module, weight: Tensor, bias: Tensor | None, name: str, x:
     return KERNELS._linear_pointwise(x.to(torch.bfloat16), packed, bias, "none", [], "")
 
 
-def _address(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
+def _panels(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, int]:
+    """Weights [G, F] in bf16 and biases as the native layers take them, and G."""
+    outputs, inputs = weight.shape
+    padded = functional.pad(weight.detach(), (0, 0, 0, -outputs % _PANEL)).contiguous().view(torch.int32)
+    panels = padded.view(-1, _PANEL, inputs // 2).transpose(1, 2).contiguous()
+    biases = torch.zeros(len(padded))
+    if bias is not None:
+        biases[:outputs] = bias.detach().to(torch.bfloat16)
+    return panels, biases, outputs
 
 
 def _add_linear(network: native.Network, weight: Tensor, bias: Tensor | None, activation: str) -> None:
-    weight = weight.detach().contiguous()
-    network.linear(weight.data_ptr(), _address(bias), len(weight), getattr(native.Activation, activation))
+    network.linear(*_panels(weight, bias), getattr(native.Activation, activation))
 
 
 class PackedLinear(nn.Linear):
@@ -198,8 +208,8 @@ class NativeConvEncoder(ConvEncoder):
     def forward(self, image: Tensor) -> Tensor:
         if image.dtype != torch.uint8 or not image.is_contiguous() or image.shape[1] > 4 or not _natively():
             return super().forward(image)
-        parameters: list[Tensor] = self.__dict__.setdefault("_all", list(self.parameters()))
-        key = tuple(parameter._version for parameter in parameters), image.shape[1:]
+        parameters = _kept(self, "parameters", None, lambda: list(self.parameters()))
+        key = [parameter._version for parameter in parameters], image.shape[1:]
         network = _kept(self, "network", key, lambda: self._copied(image))
         if network is None:
             return super().forward(image)
@@ -213,14 +223,12 @@ class NativeConvEncoder(ConvEncoder):
         for layer, activation in layers:
             factor = layer._factor(image, torch.bfloat16)
             weight = layer._scaled(layer.weight.detach(), factor).to(torch.bfloat16).permute(0, 2, 3, 1).contiguous()
-            outputs, *kernel, channels = weight.shape
+            _, *kernel, channels = weight.shape
             if kernel[1] * channels % 2:
                 return None
             network = network or native.Network(*image.shape[1:], factor)
-            bias = None if layer.bias is None else layer.bias.detach().to(torch.bfloat16)
-            stride = layer.stride[0] // factor
-            of = getattr(native.Activation, activation)
-            network.convolution(weight.data_ptr(), _address(bias), outputs, *kernel, stride, of)
+            how = *kernel, layer.stride[0] // factor, getattr(native.Activation, activation)
+            network.convolution(*_panels(weight.flatten(1), layer.bias), *how)
         if network is not None and self.linear is not None:
             _add_linear(network, self.linear.weight, self.linear.bias, _ACTIVATIONS[type(self.activation)])
         return network
