@@ -1,7 +1,6 @@
-// Products of a few rows with the weights of a layer, bfloat16 with sums in float, in AVX512-BF16.
+// Products of bfloat16 with sums in float, in AVX512-BF16, whose sums stay in registers: up to `kRows` rows times `kPanel` columns.
 //
-// Weights lie in panels of `kPanel` outputs. In a panel, every two inputs lie side by side for all outputs, as the instruction takes
-// them: [inputs / 2][kPanel][2]. Up to `kRows` rows at a time keep all their sums of a panel in registers.
+// The instruction multiplies pairs of numbers, so whatever is summed up over lies in pairs, side by side for all columns.
 
 #pragma once
 
@@ -25,37 +24,49 @@ inline constexpr std::size_t kLanes = 16, kVectors = kPanel / kLanes;
 
 enum class Activation { kNone, kRelu, kElu };
 
-/// Where the inputs of a row are: `runs` runs of `length` numbers (the last has `last`), `stride` apart. If `separate`, each run's
-/// sum begins at zero.
+/// Where the inputs of a row are: runs of `length` numbers (the last has `last`), at these offsets. If `separate`, each run's sum
+/// begins at zero.
 struct Inputs {
-  std::size_t runs, stride, length, last;
+  const std::ptrdiff_t* offsets;
+  std::size_t runs, length, last;
   bool separate;
 };
 
-/// Where results go: rows of `row` numbers, of which this panel has `columns`.
-struct Outputs {
-  Bfloat16* at;
-  std::size_t row, columns;
+/// Rows of a tile: where the offsets of their inputs begin, and their results.
+struct Rows {
+  const Bfloat16* x[kRows];
+  Bfloat16* y[kRows];
 };
 
-template <Activation A>
-HEADRACE_BF16 inline __m256bh finished(__m512 x) {
-  // NaN comes out of max only as its second operand.
-  if constexpr (A == Activation::kRelu) x = _mm512_max_ps(_mm512_setzero_ps(), x);
-  const __m256bh rounded = _mm512_cvtneps_pbh(x);
-  if constexpr (A != Activation::kElu) return rounded;
-  Bfloat16 numbers[kLanes];  // of a fixed number, of which the compiler makes vectors
-  std::memcpy(numbers, &rounded, sizeof numbers);
-  for (std::size_t i = 0; i < kLanes; ++i) numbers[i] = elu::narrowed<Bfloat16>(elu::elu<Bfloat16>(elu::widened(numbers[i])));
-  __m256bh result;
-  std::memcpy(&result, numbers, sizeof result);
-  return result;
+HEADRACE_BF16 inline __m512 add_products(__m512 sums, __m512i pairs, __m512i other) {
+  return _mm512_dpbf16_ps(sums, (__m512bh)pairs, (__m512bh)other);
 }
 
-/// R rows, whose inputs begin at `x`, times a panel, plus `bias` [kPanel].
+HEADRACE_BF16 inline __m512i pair(const void* from) {
+  std::int32_t both;
+  std::memcpy(&both, from, sizeof both);
+  return _mm512_set1_epi32(both);
+}
+
+template <Activation A>
+HEADRACE_BF16 inline __m256i finished(__m512 x) {
+  // NaN comes out of max only as its second operand.
+  if constexpr (A == Activation::kRelu) x = _mm512_max_ps(_mm512_setzero_ps(), x);
+  __m256i rounded = (__m256i)_mm512_cvtneps_pbh(x);
+  if constexpr (A == Activation::kElu) {
+    Bfloat16 numbers[kLanes];  // a fixed number, of which the compiler makes vectors
+    std::memcpy(numbers, &rounded, sizeof numbers);
+    for (std::size_t i = 0; i < kLanes; ++i) numbers[i] = elu::narrowed<Bfloat16>(elu::elu<Bfloat16>(elu::widened(numbers[i])));
+    std::memcpy(&rounded, numbers, sizeof numbers);
+  }
+  return rounded;
+}
+
+/// R rows times a panel of weights [inputs / 2][kPanel][2], plus `bias` [kPanel]: the first `columns` results of each, from `column`
+/// on.
 template <std::size_t R, Activation A>
-HEADRACE_BF16 __attribute__((noinline)) void tile(const Bfloat16* const* x, Inputs inputs, const Bfloat16* panel, const float* bias,
-                                                  Outputs y) {
+HEADRACE_BF16 __attribute__((noinline)) void tile(const Rows& rows, Inputs inputs, const Bfloat16* panel, const float* bias,
+                                                  std::size_t column, std::size_t columns) {
   __m512 sums[R][kVectors], before[R][kVectors];
   for (std::size_t r = 0; r < R; ++r)
     for (std::size_t v = 0; v < kVectors; ++v) sums[r][v] = before[r][v] = _mm512_setzero_ps();
@@ -67,36 +78,35 @@ HEADRACE_BF16 __attribute__((noinline)) void tile(const Bfloat16* const* x, Inpu
           sums[r][v] = _mm512_setzero_ps();
         }
     }
-    const std::size_t from = run * inputs.stride, to = from + (run + 1 < inputs.runs ? inputs.length : inputs.last);
-    for (std::size_t i = from; i < to; i += 2, panel += 2 * kPanel) {
+    const auto from = inputs.offsets[run], to = from + static_cast<std::ptrdiff_t>(run + 1 < inputs.runs ? inputs.length : inputs.last);
+    for (std::ptrdiff_t i = from; i < to; i += 2, panel += 2 * kPanel) {
       __m512i weights[kVectors];
       for (std::size_t v = 0; v < kVectors; ++v) weights[v] = _mm512_loadu_si512(panel + v * 2 * kLanes);
       for (std::size_t r = 0; r < R; ++r) {
-        std::int32_t two;
-        std::memcpy(&two, x[r] + i, sizeof two);
-        const __m512i both = _mm512_set1_epi32(two);
-        for (std::size_t v = 0; v < kVectors; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], (__m512bh)both, (__m512bh)weights[v]);
+        const __m512i both = pair(rows.x[r] + i);
+        for (std::size_t v = 0; v < kVectors; ++v) sums[r][v] = add_products(sums[r][v], both, weights[v]);
       }
     }
   }
   for (std::size_t v = 0; v < kVectors; ++v) {
-    const std::size_t done = v * kLanes, left = y.columns > done ? std::min(kLanes, y.columns - done) : 0;
+    const std::size_t done = v * kLanes, left = columns > done ? std::min(kLanes, columns - done) : 0;
     const auto mask = static_cast<__mmask16>((1u << left) - 1);
+    const __m512 biases = _mm512_loadu_ps(bias + done);
     for (std::size_t r = 0; r < R; ++r) {
       const __m512 sum = inputs.separate ? _mm512_add_ps(before[r][v], sums[r][v]) : sums[r][v];
-      const __m256bh result = finished<A>(_mm512_add_ps(sum, _mm512_loadu_ps(bias + done)));
-      _mm256_mask_storeu_epi16(y.at + r * y.row + done, mask, (__m256i)result);
+      _mm256_mask_storeu_epi16(rows.y[r] + column + done, mask, finished<A>(_mm512_add_ps(sum, biases)));
     }
   }
 }
 
 /// The same for a number of rows known only when it runs, 1 to `kRows`.
 template <Activation A, std::size_t R = kRows>
-void tile_of(std::size_t rows, const Bfloat16* const* x, Inputs inputs, const Bfloat16* panel, const float* bias, Outputs y) {
-  if (rows == R) {
-    tile<R, A>(x, inputs, panel, bias, y);
+void tile_of(std::size_t number, const Rows& rows, Inputs inputs, const Bfloat16* panel, const float* bias, std::size_t column,
+             std::size_t columns) {
+  if (number == R) {
+    tile<R, A>(rows, inputs, panel, bias, column, columns);
   } else if constexpr (R > 1) {
-    tile_of<A, R - 1>(rows, x, inputs, panel, bias, y);
+    tile_of<A, R - 1>(number, rows, inputs, panel, bias, column, columns);
   }
 }
 
