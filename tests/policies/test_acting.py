@@ -1,6 +1,7 @@
 """Models that act compute the same with prepared weights as with plain ones, and take new weights."""
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from headrace.make_config import make_config
 from headrace.policies import acting
 from headrace.policies.acting import prepare_for_acting
 from headrace.policies.cores import RecurrentCore
-from headrace.policies.encoders import ConvEncoder, convolutions
+from headrace.policies.encoders import NATURE_LAYERS, VIZDOOM_LAYERS, ConvEncoder, PixelConv2d, convolutions
 from headrace.policies.packing import has_kernels
 from headrace.policies.registry import NETWORKS
 from headrace.shm.weight_store import WeightStore
@@ -55,7 +56,8 @@ def test_prepared_models_act_the_same(env, settings, precision):
         return fields | {"core": after}
 
     def assert_same(plain: nn.Module) -> None:
-        for n in (5, 1, 2):
+        for n, threads in itertools.product((5, 1, 2), (1, 2)):
+            torch.set_num_threads(threads)  # with one, native layers act where the processor has the instructions
             # a single image in float32 is not convolved by oneDNN, unless the weights are packed
             rtol, atol = (1e-4, 1e-5) if n == 1 and precision == "float32" else (0.0, 0.0)
             for (name, expected), got in zip(act(plain, n).items(), act(model, n).values(), strict=True):
@@ -199,3 +201,104 @@ def test_layers_of_other_classes_and_devices_stay_as_they_are():
         before = type(model[0])
         prepare_for_acting(model)
         assert type(model[0]) is before
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+needs_native_layers = pytest.mark.skipif(not acting.native.IS_FAST, reason="the processor has no AVX512-BF16, or AMX")
+
+
+def network_of(plain: ConvEncoder) -> nn.Module:
+    """`plain` as a model in bf16 that acts has it."""
+    for layer in plain.modules():
+        if isinstance(layer, nn.Linear) or type(layer) is nn.Conv2d:
+            layer.to(torch.bfloat16)
+    model = nn.Module()
+    model.precision, model.layers_convert, model.encoder = "bf16", False, plain
+    model.layers_under_autocast = lambda: iter(())
+    prepare_for_acting(model)
+    return model.encoder
+
+
+@needs_native_layers
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("count", [1, 2, 7, 40])
+@pytest.mark.parametrize("activation", ["relu", "elu"])
+@pytest.mark.parametrize(
+    ("shape", "layers", "hidden"),
+    [
+        ((4, 84, 84), NATURE_LAYERS, 512),
+        ((3, 72, 128), VIZDOOM_LAYERS, 512),
+        ((1, 44, 84), ((16, 8, 4), (40, 4, 2)), None),  # outputs that fill no panel, planes that come out
+        ((2, 37, 50), ((32, 8, 5), (7, 2, 1)), 33),  # a stride for which images are not unshuffled, pixels that no kernel reaches
+    ],
+)
+def test_native_layers_are_the_same_bits_as_autocast(shape, layers, hidden, activation, count):
+    plain = ConvEncoder(shape, convolutions(shape[0], layers, activation), activation, hidden)
+    for parameter in plain.parameters():
+        nn.init.normal_(parameter, std=0.05)
+    encoder = network_of(copy.deepcopy(plain))
+    assert type(encoder) is acting.NativeConvEncoder
+    images = torch.randint(0, 256, (count, *shape), dtype=torch.uint8)
+    with torch.inference_mode():
+        got = encoder(images)
+        assert encoder._made["network"][1] is not None, "the native layers have computed it"
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = plain(images)
+    assert got.dtype == expected.dtype == torch.bfloat16
+    assert torch.equal(got, expected)
+    assert 0.1 < (expected > 0).float().mean() < 0.9, "both sides of the activation are taken"
+
+
+@needs_native_layers
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("inputs", "outputs"), [(2, 1), (512, 1536), (1024, 40), (1026, 32), (3136, 512)])
+def test_native_linear_layers_are_the_same_bits_as_autocast(inputs, outputs):
+    layer = nn.Linear(inputs, outputs).to(torch.bfloat16)
+    packed = copy.deepcopy(layer)
+    packed.__class__ = acting.PackedLinear
+    with torch.inference_mode():
+        for rows in (1, 8, 13, 64):
+            x = torch.randn(rows, inputs).to(torch.bfloat16)
+            assert torch.equal(packed(x), nn.functional.linear(x, layer.weight, layer.bias)), rows
+    assert "weight native" in packed._made
+
+
+@needs_native_layers
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("where", ["weight", "observation's bias"])
+def test_numbers_that_are_none_come_out_of_native_layers(where):
+    encoder = network_of(ConvEncoder((4, 84, 84), convolutions(4, NATURE_LAYERS, "relu"), "relu", 512))
+    with torch.no_grad():
+        (encoder.linear.weight if where == "weight" else encoder.convolutions[0].bias).view(-1)[0] = torch.nan
+    with torch.inference_mode():
+        assert encoder(torch.zeros(3, 4, 84, 84, dtype=torch.uint8)).isnan().any(1).all()
+
+
+@needs_native_layers
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    "layers",
+    [
+        nn.Sequential(PixelConv2d(4, 8, 8, 4, padding=1), nn.ReLU()),
+        nn.Sequential(PixelConv2d(4, 8, 8, 4), nn.Tanh()),
+        nn.Sequential(PixelConv2d(4, 8, 8, 4), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2), nn.ReLU()),
+        nn.Sequential(PixelConv2d(4, 8, 8, 4), nn.ReLU(), nn.Conv2d(8, 8, 3, dilation=2), nn.ReLU()),
+        nn.Sequential(PixelConv2d(4, 8, 8, (4, 2)), nn.ReLU()),
+        nn.Sequential(PixelConv2d(4, 8, 8, 4), nn.MaxPool2d(2)),
+        nn.Sequential(PixelConv2d(1, 8, 3, 2), nn.ReLU()),  # a row of the kernel has three inputs
+    ],
+)
+def test_other_layers_act_as_before(layers):
+    shape = (layers[0].in_channels, 84, 84)
+    plain = ConvEncoder(shape, layers, "relu", 16)
+    encoder = network_of(copy.deepcopy(plain))
+    images = torch.randint(0, 256, (3, *shape), dtype=torch.uint8)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(encoder(images), plain(images))

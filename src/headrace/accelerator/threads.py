@@ -127,9 +127,10 @@ class ThreadTrials:
     """
 
     WINDOW = 5.0  # Seconds; longer if it has fewer updates than `UPDATES`
+    START = 2.0  # seconds of the first window, after which nothing is tried, because processes are still starting
     UPDATES = 5
     BUSY = 0.95
-    SPARE = 0.15  # where all cores work, further threads only take turns with other processes, and wait for each other meanwhile
+    SPARE = 0.25  # where all cores work, further threads only take turns with other processes, and wait for each other meanwhile
     WORTH = 1.05
     FIRST_PERIOD = 60.0
     LONGEST_PERIOD = 960.0
@@ -138,7 +139,7 @@ class ThreadTrials:
         self.few, self.most, self.threads, self._idle = few, most, few, idle
         self._window: tuple[float, float, int, float] | None = None
         self._uncounted = -1  # after this many updates the number of threads was changed; the next one belongs to no window
-        self._windows = 0  # number of complete windows. The first has no trial, because processes are still starting.
+        self._windows = 0  # number of complete windows
         self._before: float | None = None  # while the other number is tried: updates per second with the one before
         self._few_reached = 0.0  # updates per second with few threads when these were tried last
         self._period, self._next = self.FIRST_PERIOD, float("-inf")
@@ -162,7 +163,7 @@ class ThreadTrials:
         # With the other number of threads there would have been twice as many updates by now: no need to wait for slow ones.
         known = self._few_reached if self._before is None else self._before
         slower = self.threads == self.most and seconds * known >= 2 * self.UPDATES
-        if seconds < self.WINDOW or (done < self.UPDATES and not slower):
+        if seconds < (self.WINDOW if self._windows else self.START) or (done < self.UPDATES and not slower):
             return None
         idle, threads = self._idle(), self.threads
         self._window, self._windows = (now, computed, updates, idle), self._windows + 1
