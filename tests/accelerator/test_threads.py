@@ -225,15 +225,25 @@ def test_nothing_is_tried_while_other_programs_hold_cores() -> None:
     assert set(training.used) == {1}
 
 
-def test_few_threads_are_taken_again_at_once_when_updates_become_slower() -> None:
+def test_few_threads_are_tried_at_once_when_updates_become_slower() -> None:
     training = trained({1: 4.0, 2: 5.0}, seconds=60)
     training.rates = {1: 3.0, 2: 1.0}
     training.go_on(25)
     assert training.used[-1] == 1
-    assert training.said[1:] == ["Threads of torch: 1 instead of 2, since updates have become slower than with 1"]
+    assert [said.split(",")[0] for said in training.said[1:]] == ["Threads of torch: 1 instead of 2 (3 updates/s with 1"]
     training.rates = {1: 4.0, 2: 5.0}
     training.go_on(100)
     assert training.used[-1] == 2
+
+
+def test_a_moment_in_which_everything_is_slow_does_not_cost_a_thread() -> None:
+    training = trained({1: 4.0, 2: 5.0}, seconds=60)
+    training.rates = {1: 2.0, 2: 2.5}
+    training.go_on(12)
+    training.rates = {1: 4.0, 2: 5.0}
+    training.go_on(40)
+    assert training.used[-30:] == [2] * 30
+    assert len(training.said) == 1
 
 
 def test_few_threads_are_taken_again_when_they_have_become_as_fast() -> None:

@@ -1,5 +1,5 @@
-"""The C++ parts: `ipc` (queues in shared memory), `replay` (prioritized replay), `elu`, `pixels`, and a library
-for Doom engines.
+"""The C++ parts: `ipc` (queues in shared memory), `replay` (prioritized replay), `elu`, `pixels`, `layers` (of models that act),
+`ppo` (small policies), and a library for Doom engines.
 
 A wheel has them once for each level of processors. Their results are the same bits (`elu` apart, where a fused multiply-add
 rounds once less).

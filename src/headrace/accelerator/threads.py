@@ -118,7 +118,7 @@ class ThreadTrials:
     wait for the learner anyway. So updates are counted in windows of `WINDOW` seconds. If the learner has computed for `BUSY` of
     one, and `SPARE` cores were idle, the next has `most` threads; they are kept if it had `WORTH` times as many updates per
     second. Later `few` threads are tried in the same way. Each trial that changes nothing doubles the time to the next, from
-    `FIRST_PERIOD` to `LONGEST_PERIOD`. If updates become slower than they were with few threads, these are taken at once.
+    `FIRST_PERIOD` to `LONGEST_PERIOD`. If updates become slower than they were with few threads, these are tried at once.
 
     Args:
         few: threads at the start.
@@ -176,12 +176,9 @@ class ThreadTrials:
         `spare`: cores that were idle, on average."""
         if self._before is not None:
             return self._end_trial(rate, self._before, now)
-        if self.threads == self.most and rate < self._few_reached:
-            self._take(self.few)
-            self._next = now + self._period
-            return f"Threads of torch: {self.few} instead of {self.most}, since updates have become slower than with {self.few}"
         limits = busy >= self.BUSY and spare >= self.SPARE and torch.get_num_threads() == self.few
-        if (limits or self.threads == self.most) and self._windows > 1 and now >= self._next:
+        due = (limits or self.threads == self.most) and self._windows > 1 and now >= self._next
+        if due or (self.threads == self.most and rate < self._few_reached):
             self._before = rate
             self._take(self.few + self.most - self.threads)
         return None
