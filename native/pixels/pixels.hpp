@@ -21,7 +21,7 @@ inline float number<float>(std::uint8_t x) {
 }
 template <>
 inline Bfloat16 number<Bfloat16>(std::uint8_t x) {  // exact: 8 bits are as many as it has
-  return Bfloat16(std::bit_cast<std::uint32_t>(float{x}) >> 16);
+  return Bfloat16(std::bit_cast<std::uint32_t>(static_cast<float>(x)) >> 16);
 }
 
 /// x[images][C][size] to y[images][size][C]. The number of channels is known to the compiler, which makes vectors of the loop.

@@ -248,7 +248,7 @@ def test_native_layers_are_the_same_bits_as_autocast(shape, layers, hidden, acti
     images = torch.randint(0, 256, (count, *shape), dtype=torch.uint8)
     with torch.inference_mode():
         got = encoder(images)
-        assert encoder._made["network"][1] is not None, "the native layers have computed it"
+        assert acting._MADE[encoder]["network"][1] is not None, "the native layers have computed it"
         with torch.autocast("cpu", torch.bfloat16):
             expected = plain(images)
     assert got.dtype == expected.dtype == torch.bfloat16
@@ -267,7 +267,7 @@ def test_native_linear_layers_are_the_same_bits_as_autocast(inputs, outputs):
         for rows in (1, 8, 13, 64):
             x = torch.randn(rows, inputs).to(torch.bfloat16)
             assert torch.equal(packed(x), nn.functional.linear(x, layer.weight, layer.bias)), rows
-    assert "weight native" in packed._made
+    assert "weight native" in acting._MADE[packed]
 
 
 @needs_native_layers
@@ -293,6 +293,8 @@ def test_numbers_that_are_none_come_out_of_native_layers(where):
         nn.Sequential(PixelConv2d(4, 8, 8, (4, 2)), nn.ReLU()),
         nn.Sequential(PixelConv2d(4, 8, 8, 4), nn.MaxPool2d(2)),
         nn.Sequential(PixelConv2d(1, 8, 3, 2), nn.ReLU()),  # a row of the kernel has three inputs
+        nn.Sequential(PixelConv2d(4, 8, 6, 2), nn.ReLU()),  # squares of two by two pixels
+        nn.Sequential(PixelConv2d(6, 8, 8, 4), nn.ReLU()),
     ],
 )
 def test_other_layers_act_as_before(layers):
@@ -302,3 +304,33 @@ def test_other_layers_act_as_before(layers):
     images = torch.randint(0, 256, (3, *shape), dtype=torch.uint8)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(encoder(images), plain(images))
+
+
+@needs_native_layers
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("hidden", [None, 16])
+@pytest.mark.parametrize("shape", [(3, 84, 84), (4, 84, 88), (4, 20, 20)])
+def test_images_of_another_shape_are_pytorchs_to_judge(shape, hidden):
+    """Native functions do not check; what does not fit must not reach them."""
+    encoder = network_of(ConvEncoder((4, 84, 84), convolutions(4, NATURE_LAYERS, "relu"), "relu", hidden))
+    with torch.inference_mode():
+        if shape == (4, 84, 88):  # columns that no kernel reaches
+            assert encoder(torch.zeros(1, *shape, dtype=torch.uint8)).shape == (1, hidden or 64 * 7 * 7)
+            return
+        with pytest.raises(RuntimeError):
+            encoder(torch.zeros(1, *shape, dtype=torch.uint8))
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_model_that_has_acted_can_be_copied():
+    config = make_config("atari/pong", "ppo", **{"learning.precision": "bf16", "learning.device": "cpu"})
+    _, model = make_agent(config, describe(config.env, config.envs))
+    prepare_for_acting(model)
+    obs, first = {"obs": torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)}, torch.zeros(3, dtype=torch.bool)
+    with torch.inference_mode():
+        before = model.features(obs, torch.empty(3, 0), first)[0]
+    other = copy.deepcopy(model)
+    with torch.inference_mode():
+        next(other.parameters()).zero_()
+        assert torch.equal(model.features(obs, torch.empty(3, 0), first)[0], before)
+        assert not torch.equal(other.features(obs, torch.empty(3, 0), first)[0], before)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -77,46 +78,25 @@ def _fuse(layers: nn.Sequential) -> None:
 
 
 T = TypeVar("T")
+_MADE: WeakKeyDictionary[nn.Module, dict[str, tuple[object, object]]] = WeakKeyDictionary()  # not in layers: they may be copied
 
 
 def _kept(layer: nn.Module, name: str, key: object, make: Callable[[], T]) -> T:
     """What `make` makes of the layer's weights; made anew only when `key` changes."""
-    kept: dict[str, tuple[object, T]] = layer.__dict__.setdefault("_made", {})
+    kept = _MADE.setdefault(layer, {})
     found = kept.get(name)
     if found is None or found[0] != key:
         found = kept[name] = key, make()
-    return found[1]
+    return cast(T, found[1])
 
 
 _PANEL = 32  # outputs whose weights lie together (native/layers/tile.hpp)
 
 
-def _natively() -> bool:
-    """Whether one thread computes, on a processor for which the native layers are."""
-    return native.IS_FAST and torch.get_num_threads() == 1
-
-
-def _linear(layer: nn.Module, weight: Tensor, bias: Tensor | None, name: str, x: Tensor) -> Tensor:
-    """`torch.nn.functional.linear` in bf16, for the layer's weight `name`."""
-    width = x.shape[-1]
-    if width % 2 == 0 and _natively():
-
-        def copied() -> native.Network:
-            network = native.Network(width)
-            _add_linear(network, weight, bias, "none")
-            return network
-
-        network = _kept(layer, name + " native", (weight._version, None if bias is None else bias._version), copied)
-        x = x.to(torch.bfloat16).contiguous()
-        y = x.new_empty(*x.shape[:-1], len(weight))
-        network.forward(x.data_ptr(), y.data_ptr(), x.numel() // width)
-        return y
-
-    def pack() -> Tensor:
-        return cast(Tensor, KERNELS._reorder_linear_weight(weight.detach(), x.numel() // x.shape[-1]))
-
-    packed = _kept(layer, name, weight._version, pack)
-    return KERNELS._linear_pointwise(x.to(torch.bfloat16), packed, bias, "none", [], "")
+def _natively(x: Tensor) -> bool:
+    """Whether the native layers are for this input: they compute with one thread, on a processor for which they are."""
+    plain = x.is_cpu and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+    return native.IS_FAST and torch.get_num_threads() == 1 and plain
 
 
 def _panels(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, int]:
@@ -130,8 +110,27 @@ def _panels(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, int]:
     return panels, biases, outputs
 
 
-def _add_linear(network: native.Network, weight: Tensor, bias: Tensor | None, activation: str) -> None:
-    network.linear(*_panels(weight, bias), getattr(native.Activation, activation))
+def _linear(layer: nn.Module, weight: Tensor, bias: Tensor | None, name: str, x: Tensor) -> Tensor:
+    """`torch.nn.functional.linear` in bf16, for the layer's weight `name`."""
+    width, rows = x.shape[-1], x.numel() // x.shape[-1]
+    if width == weight.shape[1] and width % 2 == 0 and _natively(x):
+
+        def copied() -> native.Network:
+            network = native.Network(width)
+            network.linear(*_panels(weight, bias), native.Activation.none)
+            return network
+
+        key = weight._version, None if bias is None else bias._version
+        network, x = _kept(layer, name + " native", key, copied), x.to(torch.bfloat16).contiguous()
+        y = x.new_empty(*x.shape[:-1], len(weight))
+        network.forward(x.data_ptr(), y.data_ptr(), rows)
+        return y
+
+    def pack() -> Tensor:
+        return cast(Tensor, KERNELS._reorder_linear_weight(weight.detach(), rows))
+
+    packed = _kept(layer, name, weight._version, pack)
+    return KERNELS._linear_pointwise(x.to(torch.bfloat16), packed, bias, "none", [], "")
 
 
 class PackedLinear(nn.Linear):
@@ -206,31 +205,38 @@ class NativeConvEncoder(ConvEncoder):
     """What a `ConvEncoder` becomes whose layers are `_plain_layers`."""
 
     def forward(self, image: Tensor) -> Tensor:
-        if image.dtype != torch.uint8 or not image.is_contiguous() or image.shape[1] > 4 or not _natively():
-            return super().forward(image)
-        parameters = _kept(self, "parameters", None, lambda: list(self.parameters()))
-        key = [parameter._version for parameter in parameters], image.shape[1:]
-        network = _kept(self, "network", key, lambda: self._copied(image))
+        network = None
+        if image.dtype == torch.uint8 and image.is_contiguous() and image.dim() == 4 and _natively(image):
+            parameters = _kept(self, "parameters", None, lambda: list(self.parameters()))
+            key = [parameter._version for parameter in parameters], image.shape[1:]
+            network = _kept(self, "network", key, lambda: self._copied(image))
         if network is None:
             return super().forward(image)
-        y = torch.empty(len(image), self.out_features, dtype=torch.bfloat16)
+        y = torch.empty(len(image), network.out_features, dtype=torch.bfloat16)
         network.forward(image.data_ptr(), y.data_ptr(), len(image))
         return y
 
     def _copied(self, image: Tensor) -> native.Network | None:
-        """The layers for images of this size; None for those of which a kernel's row has an odd number of inputs."""
-        network, layers = None, cast(list[tuple[PackedConv2d, str]], _plain_layers(self))
-        for layer, activation in layers:
+        """The layers for images of this size; None where the native ones have no loops for it, or it is of no use here."""
+        layers = cast(list[tuple[PackedConv2d, str]], _plain_layers(self))
+        factor = layers[0][0]._factor(image, torch.bfloat16)
+        if image.shape[1] not in range(1, 5) or image.shape[1] != layers[0][0].in_channels or factor not in (1, 4):
+            return None
+        network = native.Network(*image.shape[1:], factor)
+        for layer, name in layers:
             factor = layer._factor(image, torch.bfloat16)
             weight = layer._scaled(layer.weight.detach(), factor).to(torch.bfloat16).permute(0, 2, 3, 1).contiguous()
             _, *kernel, channels = weight.shape
             if kernel[1] * channels % 2:
                 return None
-            network = network or native.Network(*image.shape[1:], factor)
-            how = *kernel, layer.stride[0] // factor, getattr(native.Activation, activation)
+            how = *kernel, layer.stride[0] // factor, getattr(native.Activation, name)
             network.convolution(*_panels(weight.flatten(1), layer.bias), *how)
-        if network is not None and self.linear is not None:
-            _add_linear(network, self.linear.weight, self.linear.bias, _ACTIVATIONS[type(self.activation)])
+        if self.linear is None:
+            return network if network.out_features == self.out_features else None
+        if network.out_features != self.linear.in_features:
+            return None
+        activation = getattr(native.Activation, _ACTIVATIONS[type(self.activation)])
+        network.linear(*_panels(self.linear.weight, self.linear.bias), activation)
         return network
 
 
@@ -268,6 +274,7 @@ _PACKED: dict[type[nn.Module], type[nn.Module]] = {
 _IN_FLOAT32 = (PackedConv2d, PackedPixelConv2d)
 _CONVERTING = {
     *_PACKED.values(), NarrowEncoder, ELU, nn.ReLU, nn.Tanh, nn.GroupNorm, nn.MaxPool2d, nn.Identity, nn.Sequential,
-    nn.ModuleList, Trunk, TwoNetworks, MultiEncoder, ConvEncoder, NativeConvEncoder, VectorEncoder, ResidualBlock, LastStep, RunningMeanStd,
+    nn.ModuleList, Trunk, TwoNetworks, MultiEncoder, ConvEncoder, NativeConvEncoder, VectorEncoder, ResidualBlock, LastStep,
+    RunningMeanStd,
 }  # fmt: skip
 """Layers that convert what they compute with, or compute with what they get."""
