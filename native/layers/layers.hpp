@@ -1,7 +1,7 @@
 // Layers of a policy's network for the few observations that it acts on, in bfloat16: convolutions and linear layers.
 //
-// oneDNN's kernels are as fast, but PyTorch takes as long to find and to call them as they compute. The sums are added up in the
-// order of oneDNN's (as of 3.x, without AMX), so that what comes out is the same, bit for bit.
+// PyTorch takes as long to find and to call oneDNN's kernels as they compute for eight images. Sums are added up in the order of
+// oneDNN's (those of PyTorch 2.13 without AMX), so that what comes out is the same, bit for bit.
 
 #pragma once
 
