@@ -53,6 +53,7 @@ def test_the_same_command_on_every_machine(tmp_path: Path) -> None:
         assert node.returncode == 0, output
         assert f"This machine is node 0 of the run at 127.0.0.1:{port} (counting)" in output
         assert "1 of 1 are there" in run.output
+        assert "A call from 127.0.0.1 is refused: its token is not that of" in (run.folder / "log.txt").read_text()
         run.environ = plain
         run.assert_nothing_left()
         for written in run.folder.rglob("*"):

@@ -104,7 +104,7 @@ def test_a_listener_says_once_whom_it_refuses() -> None:
             assert stream.ended == "it refuses the token: both sides must have the same"
     listener.stop(0.0)
     assert [str(warning.message) for warning in said] == [
-        "a call from 127.0.0.1 is refused: its token is not that of this listener of the tests"
+        "A call from 127.0.0.1 is refused: its token is not that of this listener of the tests"
     ]
 
 

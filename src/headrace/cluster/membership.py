@@ -94,7 +94,7 @@ class Membership:
         self._began = (monotonic(), self._shared.counts.copy())
         self._before: dict[int, tuple[float, np.ndarray]] = {}
         """By policy: when it had its metrics last, and the counts of then."""
-        self._listener = Listener(endpoint, self._answer, streams=self._places + SPARE_STREAMS)
+        self._listener = Listener(endpoint, self._answer, streams=self._places + SPARE_STREAMS, say=self.notices.append)
 
     @property
     def port(self) -> int:

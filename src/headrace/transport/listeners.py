@@ -16,6 +16,8 @@ from headrace.config import ConfigError
 from headrace.transport.credentials import read_file
 from headrace.transport.streams import Endpoint, Stream, Unreachable
 
+MOST_NAMED = 100  # machines whose calls were rejected that a user is told of
+
 
 class Listener:
     """Listens for streams of a service, and answers each in a thread of its own.
@@ -26,16 +28,24 @@ class Listener:
         answer: returns the messages to send on a stream. Raises `Busy` to send the caller away.
         streams: most streams at a time.
         share_port: other processes may listen at the same address; the system distributes callers among them.
+        say: gets a text for the user, once for each machine whose calls are rejected.
 
     Raises `ConfigError` if it cannot listen, or if other machines can reach the address and there is no token.
     """
 
     def __init__(
-        self, endpoint: Endpoint, answer: Callable[[Stream], Iterator[bytes]], *, streams: int, share_port: bool = False
+        self,
+        endpoint: Endpoint,
+        answer: Callable[[Stream], Iterator[bytes]],
+        *,
+        streams: int,
+        share_port: bool = False,
+        say: Callable[[str], object] = warnings.warn,
     ) -> None:
         address, own = endpoint.address, endpoint.own
         own.check_may_listen(address)
-        self._own, self._answer, self._name = own, answer, endpoint.service.listener
+        self._own, self._answer, self._name, self._say = own, answer, endpoint.service.listener, say
+        self._rejected: set[str] = set()  # machines, of which the user knows
         service, _, method = endpoint.service.method.strip("/").partition("/")
         handler = grpc.stream_stream_rpc_method_handler(self._session)
         self._server = grpc.server(
@@ -58,8 +68,9 @@ class Listener:
     def _session(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
         if not self._own.admits(context.invocation_metadata()):
             peer = unquote(context.peer()).partition(":")[2].rpartition(":")[0] or "this machine"
-            # Python shows the same warning once, however often the caller tries.
-            warnings.warn(f"a call from {peer} is refused: its token is not that of this {self._name}", stacklevel=1)
+            if peer not in self._rejected and len(self._rejected) < MOST_NAMED:
+                self._rejected.add(peer)
+                self._say(f"A call from {peer} is refused: its token is not that of this {self._name}")
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
         stream = Stream(messages, context.cancel)
         context.add_callback(stream.gone)  # frees this thread
