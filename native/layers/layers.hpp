@@ -12,7 +12,8 @@
 
 namespace headrace::layers {
 
-inline constexpr std::size_t kLinearRun = 1024;  // inputs of a linear layer that oneDNN sums up before it adds them to the others
+/// Inputs of a linear layer that oneDNN sums up before it adds them to the others.
+inline std::size_t linear_run(std::size_t inputs) { return inputs > 1024 ? 1024 : 512; }
 
 /// `of(first, number)` for tiles of nearly as many rows each.
 template <typename F>
@@ -64,7 +65,7 @@ struct Layer {
     const std::size_t line = width * channels, of_line = out_width(width), of_image = of_line * out_height(height);
     const std::size_t inputs = kernel_height * kernel_width * channels;
     const bool linear = height == 1 && width == 1;
-    const std::size_t length = linear ? kLinearRun : kernel_width * channels, runs = (inputs + length - 1) / length;
+    const std::size_t length = linear ? linear_run(inputs) : kernel_width * channels, runs = (inputs + length - 1) / length;
     std::vector<std::ptrdiff_t> offsets;
     for (std::size_t i = 0; i < runs; ++i) offsets.push_back(i * (linear ? length : line));
     const Inputs of_row{offsets.data(), runs, length, inputs - (runs - 1) * length, linear};
@@ -115,8 +116,23 @@ class Network {
 
   /// x: [count] images of bytes, or rows of numbers. y: [count][out_features], of an image plane by plane.
   void forward(const void* x, Bfloat16* y, std::size_t count) const {
+    const std::size_t bytes = bytes_ ? bytes_ : layers_[0].channels * sizeof(Bfloat16);
+    for (std::size_t first = 0; first < count; first += kTogether) {  // so that large batches need no more memory than small ones
+      const std::size_t here = std::min(kTogether, count - first);
+      forward_some(static_cast<const std::uint8_t*>(x) + first * bytes, y + first * out_features(), here);
+    }
+  }
+
+ private:
+  struct Shape {
+    std::size_t height, width, channels;
+  };
+
+  static constexpr std::size_t kTogether = 64;
+
+  void forward_some(const void* x, Bfloat16* y, std::size_t count) const {
     static thread_local std::vector<Bfloat16> buffers[2];
-    Shape shape{1, 1, layers_.empty() ? 0 : layers_[0].channels};
+    Shape shape{1, 1, layers_[0].channels};
     const auto* from = static_cast<const Bfloat16*>(x);
     if (bytes_) {
       shape = {height_ / factor_, width_ / factor_, channels_ * factor_ * factor_};
@@ -140,11 +156,6 @@ class Network {
     }
     if (from != y) by_planes(from, y, count, shape);
   }
-
- private:
-  struct Shape {
-    std::size_t height, width, channels;
-  };
 
   static std::size_t size(const Shape& shape) { return shape.height * shape.width * shape.channels; }
 

@@ -228,7 +228,7 @@ def network_of(plain: ConvEncoder) -> nn.Module:
 
 @needs_native_layers
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("count", [1, 2, 7, 40])
+@pytest.mark.parametrize("count", [1, 2, 7, 40, 130])
 @pytest.mark.parametrize("activation", ["relu", "elu"])
 @pytest.mark.parametrize(
     ("shape", "layers", "hidden"),
@@ -258,13 +258,15 @@ def test_native_layers_are_the_same_bits_as_autocast(shape, layers, hidden, acti
 
 @needs_native_layers
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(("inputs", "outputs"), [(2, 1), (512, 1536), (1024, 40), (1026, 32), (3136, 512)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [(2, 1), (512, 1536), (576, 1536), (1024, 512), (1026, 512), (2304, 512), (3136, 512)]
+)
 def test_native_linear_layers_are_the_same_bits_as_autocast(inputs, outputs):
     layer = nn.Linear(inputs, outputs).to(torch.bfloat16)
     packed = copy.deepcopy(layer)
     packed.__class__ = acting.PackedLinear
     with torch.inference_mode():
-        for rows in (1, 8, 13, 64):
+        for rows in (1, 8, 13, 1000):  # one number in some thousand differs where sums are in another order
             x = torch.randn(rows, inputs).to(torch.bfloat16)
             assert torch.equal(packed(x), nn.functional.linear(x, layer.weight, layer.bias)), rows
     assert "weight native" in acting._MADE[packed]
