@@ -13,7 +13,11 @@
 
 #include "elu/elu.hpp"
 
+#if defined(__clang__) && __clang_major__ >= 18 && __clang_major__ <= 21  // where vectors of 512 bits are a feature of their own
+#define HEADRACE_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,evex512")))
+#else
 #define HEADRACE_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
+#endif
 
 namespace headrace::layers {
 
