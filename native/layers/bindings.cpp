@@ -14,12 +14,19 @@ using namespace nb::literals;
 
 namespace {
 
-/// Whether the processor has AVX512-BF16, and no AMX: with that oneDNN's kernels are several times as fast.
+/// Whether the processor has AVX512-BF16 and the system keeps its registers, without AMX: with that oneDNN's kernels are several
+/// times as fast. By hand, since not every compiler's library has `__builtin_cpu_supports` for shared libraries.
 bool is_fast() {
 #ifdef __x86_64__
   unsigned a = 0, b = 0, c = 0, d = 0;
-  const bool amx = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1u);
-  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && !amx;
+  constexpr unsigned kOsXsave = 1u << 27, kRegisters = 0xe6;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & kOsXsave)) return false;
+  unsigned kept = 0, high = 0;
+  __asm__("xgetbv" : "=a"(kept), "=d"(high) : "c"(0));
+  if ((kept & kRegisters) != kRegisters || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  constexpr unsigned kAvx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31, kAmxBf16 = 1u << 22;  // F, DQ, BW and VL
+  if ((b & kAvx512) != kAvx512 || d & kAmxBf16) return false;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 5 & 1u;
 #else
   return false;
 #endif
