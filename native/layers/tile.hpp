@@ -19,6 +19,13 @@
 #define HEADRACE_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
 #endif
 
+// Without it clang keeps the sums of many rows in memory.
+#ifdef __clang__
+#define HEADRACE_UNROLLED _Pragma("unroll")
+#else
+#define HEADRACE_UNROLLED _Pragma("GCC unroll 16")
+#endif
+
 namespace headrace::layers {
 
 using elu::Bfloat16;
@@ -72,11 +79,15 @@ template <std::size_t R, Activation A>
 HEADRACE_BF16 __attribute__((noinline)) void tile(const Rows& rows, Inputs inputs, const Bfloat16* panel, const float* bias,
                                                   std::size_t column, std::size_t columns) {
   __m512 sums[R][kVectors], before[R][kVectors];
+  HEADRACE_UNROLLED
   for (std::size_t r = 0; r < R; ++r)
+    HEADRACE_UNROLLED
     for (std::size_t v = 0; v < kVectors; ++v) sums[r][v] = before[r][v] = _mm512_setzero_ps();
   for (std::size_t run = 0; run < inputs.runs; ++run) {
     if (run && inputs.separate) {
+      HEADRACE_UNROLLED
       for (std::size_t r = 0; r < R; ++r)
+        HEADRACE_UNROLLED
         for (std::size_t v = 0; v < kVectors; ++v) {
           before[r][v] = _mm512_add_ps(before[r][v], sums[r][v]);
           sums[r][v] = _mm512_setzero_ps();
@@ -85,17 +96,22 @@ HEADRACE_BF16 __attribute__((noinline)) void tile(const Rows& rows, Inputs input
     const auto from = inputs.offsets[run], to = from + static_cast<std::ptrdiff_t>(run + 1 < inputs.runs ? inputs.length : inputs.last);
     for (std::ptrdiff_t i = from; i < to; i += 2, panel += 2 * kPanel) {
       __m512i weights[kVectors];
+      HEADRACE_UNROLLED
       for (std::size_t v = 0; v < kVectors; ++v) weights[v] = _mm512_loadu_si512(panel + v * 2 * kLanes);
+      HEADRACE_UNROLLED
       for (std::size_t r = 0; r < R; ++r) {
         const __m512i both = pair(rows.x[r] + i);
+        HEADRACE_UNROLLED
         for (std::size_t v = 0; v < kVectors; ++v) sums[r][v] = add_products(sums[r][v], both, weights[v]);
       }
     }
   }
+  HEADRACE_UNROLLED
   for (std::size_t v = 0; v < kVectors; ++v) {
     const std::size_t done = v * kLanes, left = columns > done ? std::min(kLanes, columns - done) : 0;
     const auto mask = static_cast<__mmask16>((1u << left) - 1);
     const __m512 biases = _mm512_loadu_ps(bias + done);
+    HEADRACE_UNROLLED
     for (std::size_t r = 0; r < R; ++r) {
       const __m512 sum = inputs.separate ? _mm512_add_ps(before[r][v], sums[r][v]) : sums[r][v];
       _mm256_mask_storeu_epi16(rows.y[r] + column + done, mask, finished<A>(_mm512_add_ps(sum, biases)));
