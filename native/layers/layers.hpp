@@ -15,17 +15,6 @@ namespace headrace::layers {
 /// Inputs of a linear layer that oneDNN sums up before it adds them to the others.
 inline std::size_t linear_run(std::size_t inputs) { return inputs > 1024 ? 1024 : 512; }
 
-/// `of(first, number)` for tiles of nearly as many rows each.
-template <typename F>
-void for_tiles(std::size_t rows, F of) {
-  const std::size_t tiles = (rows + kRows - 1) / kRows;
-  for (std::size_t t = 0, row = 0; t < tiles; ++t) {
-    const std::size_t here = (rows - row) / (tiles - t);
-    of(row, here);
-    row += here;
-  }
-}
-
 /// Goes through the pixels of images. (To divide the number of a pixel takes a tenth of the time of its products.)
 struct Pixel {
   std::size_t height, width, image = 0, y = 0, x = 0;
@@ -74,14 +63,17 @@ struct Layer {
       for (std::size_t j = 0; j < outputs; j += kPanel) {
         Pixel at{out_height(height), of_line, first};
         Bfloat16* to = y + first * of_image * outputs;
-        for_tiles(std::min(group, images - first) * of_image, [&](std::size_t, std::size_t here) {
-          Rows rows;
+        const std::size_t rows = std::min(group, images - first) * of_image, tiles = (rows + kRows - 1) / kRows;
+        for (std::size_t tile = 0, done = 0; tile < tiles; ++tile) {
+          const std::size_t here = (rows - done) / (tiles - tile);  // nearly as many in each
+          Rows of_tile;
           for (std::size_t r = 0; r < here; ++r, to += outputs, at.next()) {
-            rows.x[r] = x + (at.image * height + at.y * stride) * line + at.x * stride * channels;
-            rows.y[r] = to;
+            of_tile.x[r] = x + (at.image * height + at.y * stride) * line + at.x * stride * channels;
+            of_tile.y[r] = to;
           }
-          tile_of<A>(here, rows, of_row, panels + j * inputs, bias + j, j, std::min(kPanel, outputs - j));
-        });
+          tile_of<A>(here, of_tile, of_row, panels + j * inputs, bias + j, j, std::min(kPanel, outputs - j));
+          done += here;
+        }
       }
     }
   }
