@@ -36,6 +36,7 @@ needs_kernels = pytest.mark.skipif(not has_kernels(False), reason="no kernels fo
         ("gym/CartPole-v1", {"policy.mlp": (600, 64)}),
     ],
 )
+@pytest.mark.usefixtures("one_thread")
 def test_prepared_models_act_the_same(env, settings, precision):
     """What autocast and kernels do with a weight in every pass may be done once: not a bit of the results changes."""
     config = make_config(env, **{**settings, "learning.precision": precision, "learning.device": "cpu"})
@@ -201,14 +202,6 @@ def test_layers_of_other_classes_and_devices_stay_as_they_are():
         before = type(model[0])
         prepare_for_acting(model)
         assert type(model[0]) is before
-
-
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 needs_native_layers = pytest.mark.skipif(not acting.native.IS_FAST, reason="the processor has no AVX512-BF16, or AMX")
