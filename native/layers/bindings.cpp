@@ -61,8 +61,8 @@ NB_MODULE(layers, m) {
              std::size_t kernel_width, std::size_t stride, Activation activation) {
             self.convolution(panels(weight), bias.data(), outputs, kernel_height, kernel_width, stride, activation);
           },
-          "weight"_a.noconvert(), "bias"_a.noconvert(), "outputs"_a, "kernel_height"_a, "kernel_width"_a, "stride"_a, "activation"_a, nb::keep_alive<1, 2>(),
-          nb::keep_alive<1, 3>(),
+          "weight"_a.noconvert(), "bias"_a.noconvert(), "outputs"_a, "kernel_height"_a, "kernel_width"_a, "stride"_a,
+          "activation"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
           "Add a convolution without padding. `weight`: panels of tile.hpp, [outputs / 32, inputs / 2, 32], each of two inputs; "
           "inputs in the order [kernel_height, kernel_width, channels], of which a row has an even number. `bias`: [outputs]. "
           "Both with zeros up to a multiple of 32 outputs.")

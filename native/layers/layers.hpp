@@ -51,7 +51,8 @@ struct Layer {
  private:
   template <Activation A>
   void forward(const Bfloat16* x, Bfloat16* y, std::size_t images, std::size_t height, std::size_t width) const {
-    const std::size_t line = width * channels, of_line = out_width(width), of_image = of_line * out_height(height);
+    const std::size_t line = width * channels, line_pixels = out_width(width);
+    const std::size_t image_pixels = line_pixels * out_height(height);
     const std::size_t inputs = kernel_height * kernel_width * channels;
     const bool linear = height == 1 && width == 1;
     const std::size_t length = linear ? linear_run(inputs) : kernel_width * channels, runs = (inputs + length - 1) / length;
@@ -61,9 +62,9 @@ struct Layer {
     const std::size_t group = std::max<std::size_t>(1, kCached / (height * line));
     for (std::size_t first = 0; first < images; first += group) {
       for (std::size_t j = 0; j < outputs; j += kPanel) {
-        Pixel at{out_height(height), of_line, first};
-        Bfloat16* to = y + first * of_image * outputs;
-        const std::size_t rows = std::min(group, images - first) * of_image, tiles = (rows + kRows - 1) / kRows;
+        Pixel at{out_height(height), line_pixels, first};
+        Bfloat16* to = y + first * image_pixels * outputs;
+        const std::size_t rows = std::min(group, images - first) * image_pixels, tiles = (rows + kRows - 1) / kRows;
         for (std::size_t tile = 0, done = 0; tile < tiles; ++tile) {
           const std::size_t here = (rows - done) / (tiles - tile);  // nearly as many in each
           Rows of_tile;

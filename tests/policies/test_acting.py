@@ -267,8 +267,8 @@ def test_native_linear_layers_are_the_same_bits_as_autocast(inputs, outputs):
 
 @needs_native_layers
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("where", ["weight", "observation's bias"])
-def test_numbers_that_are_none_come_out_of_native_layers(where):
+@pytest.mark.parametrize("where", ["weight", "bias"])
+def test_nan_comes_out_of_native_layers(where):
     encoder = network_of(ConvEncoder((4, 84, 84), convolutions(4, NATURE_LAYERS, "relu"), "relu", 512))
     with torch.no_grad():
         (encoder.linear.weight if where == "weight" else encoder.convolutions[0].bias).view(-1)[0] = torch.nan

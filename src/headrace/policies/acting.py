@@ -115,13 +115,13 @@ def _linear(layer: nn.Module, weight: Tensor, bias: Tensor | None, name: str, x:
     width, rows = x.shape[-1], x.numel() // x.shape[-1]
     if width == weight.shape[1] and width % 2 == 0 and _natively(x):
 
-        def copied() -> native.Network:
+        def make() -> native.Network:
             network = native.Network(width)
             network.linear(*_panels(weight, bias), native.Activation.none)
             return network
 
         key = weight._version, None if bias is None else bias._version
-        network, x = _kept(layer, name + " native", key, copied), x.to(torch.bfloat16).contiguous()
+        network, x = _kept(layer, name + " native", key, make), x.to(torch.bfloat16).contiguous()
         y = x.new_empty(*x.shape[:-1], len(weight))
         network.forward(x.data_ptr(), y.data_ptr(), rows)
         return y
@@ -202,22 +202,24 @@ class PackedPixelConv2d(PackedConv2d):
 
 
 class NativeConvEncoder(ConvEncoder):
-    """What a `ConvEncoder` becomes whose layers are `_plain_layers`."""
+    """What a `ConvEncoder` becomes whose layers are `_plain_layers`: one native function computes them all. As there, uint8
+    [N, C, H, W] -> bf16 [N, out_features]."""
 
     def forward(self, image: Tensor) -> Tensor:
         network = None
         if image.dtype == torch.uint8 and image.is_contiguous() and image.dim() == 4 and _natively(image):
             parameters = _kept(self, "parameters", None, lambda: list(self.parameters()))
             key = [parameter._version for parameter in parameters], image.shape[1:]
-            network = _kept(self, "network", key, lambda: self._copied(image))
+            network = _kept(self, "network", key, lambda: self._native_network(image))
         if network is None:
             return super().forward(image)
         y = torch.empty(len(image), network.out_features, dtype=torch.bfloat16)
         network.forward(image.data_ptr(), y.data_ptr(), len(image))
         return y
 
-    def _copied(self, image: Tensor) -> native.Network | None:
-        """The layers for images of this size; None where the native ones have no loops for it, or it is of no use here."""
+    def _native_network(self, image: Tensor) -> native.Network | None:
+        """The layers for images of this size. None where the native ones have no loops for it, and where the layers do not fit
+        it: PyTorch's then raise their errors."""
         layers = cast(list[tuple[PackedConv2d, str]], _plain_layers(self))
         factor = layers[0][0]._factor(image, torch.bfloat16)
         if image.shape[1] not in range(1, 5) or image.shape[1] != layers[0][0].in_channels or factor not in (1, 4):
