@@ -176,31 +176,17 @@ def trained(rates: dict[int, float], busy: float = 1.0, seconds: int = 300, spar
 
 def test_more_threads_are_kept_where_updates_come_faster() -> None:
     training = trained({1: 4.0, 2: 5.0})
-    assert training.used[:7] == [1] * 7
-    assert training.used[12:67] == [2] * 55
+    assert training.used[:60] == [1] * 4 + [2] * 56
     assert training.said == ["Threads of torch: 2 instead of 1 (5 updates/s with 2, 4 with 1)"]
     assert training.used.count(1) <= 60, "few threads are tried again now and then, one window each"
     assert training.used[-1] == 2
-
-
-def test_the_first_update_with_more_threads_which_takes_seconds_is_not_counted() -> None:
-    torch.set_num_threads(1)
-    training: Training
-    training = Training(ThreadTrials(1, 2, lambda: training.idle), {1: 4.0, 2: 5.0})
-    training.go_on(8)
-    assert torch.get_num_threads() == 2, "they are being tried"
-    training.rates[2] = 0.3
-    training.go_on(4)
-    training.rates[2] = 5.0
-    training.go_on(60)
-    assert set(training.used[8:]) == {2}
 
 
 def test_more_threads_are_given_back_where_they_gain_too_little() -> None:
     training = trained({1: 4.0, 2: 4.0}, seconds=1000)
     assert training.said == []
     assert training.used[-1] == 1
-    assert 20 <= training.used.count(2) <= 60, "each trial of a window comes after twice the time"
+    assert training.used.count(2) == 4 * 3, "trials at 4, 67, 190 and 433 seconds, of one window each"
 
 
 def test_a_trial_that_is_much_slower_ends_before_its_updates_are_made() -> None:
@@ -257,7 +243,7 @@ def test_few_threads_are_taken_again_when_they_have_become_as_fast() -> None:
 def test_slow_updates_make_long_windows() -> None:
     """A window has at least five updates."""
     training = trained({1: 0.1, 2: 0.2}, seconds=120)
-    assert training.used[:100] == [1] * 100
+    assert training.used[:50] == [1] * 50
     assert training.used[-1] == 2
 
 

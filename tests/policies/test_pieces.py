@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -101,6 +104,17 @@ def test_without_a_gradient_no_graph_is_kept() -> None:
     assert not features.requires_grad
     with torch.no_grad():
         assert not in_pieces(module, observations()).requires_grad
+
+
+def test_gradients_do_not_import_sympy() -> None:
+    """Torch imports it for some of them, which made the first update a second longer."""
+    script = (
+        "import sys, torch; from test_pieces import *; pieces.divide(); torch.set_num_threads(2)\n"
+        "in_pieces(network(), observations()).sum().backward(); print(threading.active_count(), 'sympy' in sys.modules)"
+    )
+    folder = Path(__file__).parent
+    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False\n", "two threads computed pieces, without SymPy"
 
 
 class Centred(nn.Module):

@@ -126,8 +126,7 @@ class ThreadTrials:
         idle: seconds that cores have been idle.
     """
 
-    WINDOW = 5.0  # Seconds; longer if it has fewer updates than `UPDATES`
-    START = 2.0  # seconds of the first window, after which nothing is tried, because processes are still starting
+    WINDOW = 3.0  # Seconds; longer if it has fewer updates than `UPDATES`
     UPDATES = 5
     BUSY = 0.95
     SPARE = 0.25  # where all cores work, further threads only take turns with other processes, and wait for each other meanwhile
@@ -138,8 +137,6 @@ class ThreadTrials:
     def __init__(self, few: int, most: int, idle: Callable[[], float] = idle_seconds):
         self.few, self.most, self.threads, self._idle = few, most, few, idle
         self._window: tuple[float, float, int, float] | None = None
-        self._uncounted = -1  # after this many updates the number of threads was changed; the next one belongs to no window
-        self._windows = 0  # number of complete windows
         self._before: float | None = None  # while the other number is tried: updates per second with the one before
         self._few_reached = 0.0  # updates per second with few threads when these were tried last
         self._period, self._next = self.FIRST_PERIOD, float("-inf")
@@ -150,26 +147,21 @@ class ThreadTrials:
         return self.threads == self.few and self._before is None
 
     def adapt(self, now: float, computed: float, updates: int) -> str | None:
-        """To be called after every round. Sets torch's number of threads; returns a line for the log if another one is kept.
+        """To be called after every update. Sets torch's number of threads; returns a line for the log if another one is kept.
 
         `now`: seconds (monotonic). `computed`: seconds that the learner has spent on updates. `updates`: their number.
         """
-        began = self._window
-        # The first update with another number of threads compiles kernels and maps memory, for seconds.
-        if began is None or began[2] == self._uncounted < updates:
-            began = now, computed, updates, self._idle()
-        self._window = began
-        seconds, done = now - began[0], updates - began[2]
+        if self._window is None:
+            self._window = now, computed, updates, self._idle()
+        began, computed_before, updates_before, idle_before = self._window
+        seconds, done = now - began, updates - updates_before
         # With the other number of threads there would have been twice as many updates by now: no need to wait for slow ones.
         known = self._few_reached if self._before is None else self._before
         slower = self.threads == self.most and seconds * known >= 2 * self.UPDATES
-        if seconds < (self.WINDOW if self._windows else self.START) or (done < self.UPDATES and not slower):
+        if seconds < self.WINDOW or (done < self.UPDATES and not slower):
             return None
-        idle, threads = self._idle(), self.threads
-        self._window, self._windows = (now, computed, updates, idle), self._windows + 1
-        change = self._judge(done / seconds, (computed - began[1]) / seconds, (idle - began[3]) / seconds, now)
-        self._uncounted = updates if self.threads != threads else -1
-        return change
+        self._window = now, computed, updates, (idle := self._idle())
+        return self._judge(done / seconds, (computed - computed_before) / seconds, (idle - idle_before) / seconds, now)
 
     def _judge(self, rate: float, busy: float, spare: float, now: float) -> str | None:
         """Decide what the next window has. `rate`: updates per second; `busy`: share of the time spent on updates;
@@ -177,7 +169,7 @@ class ThreadTrials:
         if self._before is not None:
             return self._end_trial(rate, self._before, now)
         limits = busy >= self.BUSY and spare >= self.SPARE and torch.get_num_threads() == self.few
-        due = (limits or self.threads == self.most) and self._windows > 1 and now >= self._next
+        due = (limits or self.threads == self.most) and now >= self._next
         if due or (self.threads == self.most and rate < self._few_reached):
             self._before = rate
             self._take(self.few + self.most - self.threads)
@@ -231,9 +223,11 @@ class LearnerThreads:
         now = monotonic() if now is None else now
         if self._trials is not None and self._measured is not None:
             computed, version = self._measured()
-            self._updates += version != self._version  # not their difference: of a policy that became a copy, versions leap
-            self._version = version
-            change = self._trials.adapt(now, computed, self._updates)
-            if change is not None or not self._trials.idle:
-                return change
+            if version != self._version:
+                self._version, self._updates = version, self._updates + 1  # of a policy that became a copy, versions leap
+                change = self._trials.adapt(now, computed, self._updates)
+                if change is not None:
+                    return change
+            if not self._trials.idle:
+                return None
         return None if self._adaptive is None else self._adaptive.adapt(now)
