@@ -47,6 +47,17 @@ def test_a_short_search_writes_what_train_starts_from(home, tmp_path, monkeypatc
     assert not [name for name in os.listdir(tmp_path / "temporary") if name.startswith("headrace")]
 
 
+@pytest.mark.process
+@pytest.mark.parametrize(("env", "flags"), [
+    (ENV, ["--learning.algorithm", "impala", "--policy.core", "lstm"]),
+    ("pettingzoo/mpe/simple_spread_v3", []),
+])  # fmt: skip
+def test_policies_that_observe_their_last_action_and_several_agents_can_be_tuned(env, flags, home, capsys):
+    few = ["--num-workers", "1", "--envs-per-worker", "8", "--minutes", "0.01"]
+    assert cli.main(["tune", env, *few, *flags]) == 0, capsys.readouterr()
+    assert len(list(home.iterdir())) == 1
+
+
 def write(home, settings, env=ENV):
     config = make_config(env)
     path = tune.path(config)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from headrace import config as configs
 from headrace.config import Config, ConfigError
 from headrace.config.file_reading import Unreadable, read_json, shortened
-from headrace.make_config import check_config
+from headrace.make_config import check_config, for_agents
 from headrace.runs.files import write_whole
 
 if TYPE_CHECKING:
@@ -205,11 +205,12 @@ def measure(config: Config, spec: EnvSpec, seconds: float) -> float:
     """Train for about `seconds` seconds after the first update; the steps learned from per second, from the end of one update to
     the end of another. Raises what training raises."""
     from headrace.learning.algorithm import make_agent
+    from headrace.population.members import make_members
     from headrace.sampling.placements import make_placement
     from headrace.sampling.placements.base import RunFailed
     from headrace.train import learn
 
-    placement = make_placement(config, spec, make_agent)
+    placement = make_placement(config, spec, make_agent, make_members(config, spec))
     updates: list[tuple[float, float]] = []
     began = monotonic()
     try:
@@ -312,7 +313,7 @@ def tune(config: Config, minutes: float, fixed: Collection[str], batch_sizes: It
     `fixed` are dotted settings that stay as they are. Raises `ConfigError` for what cannot be tuned, and what training raises if
     it does not work with the defaults.
     """
-    from headrace.envs.make import describe as describe_env
+    from headrace.envs.make import describe_run
 
     check_config(config)
     if config.uses_replay:
@@ -324,7 +325,7 @@ def tune(config: Config, minutes: float, fixed: Collection[str], batch_sizes: It
         )
     with _writing(file := path(config)):  # noticed before the search
         file.parent.mkdir(parents=True, exist_ok=True)
-    spec = describe_env(config.env, config.envs)
+    config = for_agents(config, spec := describe_run(config))
     settings, why, trials = Search(_endless(config), spec, 60 * minutes, print).run(fixed, batch_sizes)
     print("\n" + "\n".join(_table(trials)))
     print(f"\n{describe(settings)}: {why}")
