@@ -205,12 +205,24 @@ def test_preprocessing_of_the_environment_is_in_the_contract(tmp_path):
     steps = {step.pop("step"): step for step in done.contract["observation_pipeline"]}
     assert steps["repeat the action"]["frames"] == done.contract["environment"]["frames_per_step"] == 4
     assert steps["resize"] == {"height": 84, "width": 84, "method": "area averaging"}
-    assert steps["stack"]["images"] == 4
+    assert (steps["stack"]["images"], steps["stack"]["at_reset"]) == (4, "black images before the first")
+    observed = headrace.make_vec("atari/pong", 1).reset()[0]
+    assert not observed[0, :3].any()
+    assert observed[0, 3].any()
     assert steps["time limit"] == {"frames": 108_000}
     assert steps["begin of an episode"] == {"noops": [1, 30], "then_fire": True}
     assert done.contract["outputs"][0]["meanings"][:3] == ["NOOP", "FIRE", "RIGHT"]
     assert done.contract["inputs"][0]["shape"] == ["batch", 4, 84, 84]
     assert done.contract["inputs"][0]["dtype"] == "uint8"
+
+
+def test_images_are_prepared_in_the_order_and_in_the_way_of_the_contract(tmp_path):
+    config = headrace.make_config("my/catch")
+    config = headrace.config.override(config, **{"envs.resize": (84, 84), "envs.grayscale": True, "envs.frame_stack": 2})
+    first, second, third = contract._pipeline(config, EnvSpec({}, action_spec(spaces.Discrete(2)), frame_stack=2), None)
+    assert (first["step"], second["step"], third["step"]) == ("grey scale", "resize", "stack")
+    assert second["method"] == "bilinear if both sides shrink by less than 2, else area averaging"
+    assert third["at_reset"] == "the first image, repeated"
 
 
 @pytest.mark.process

@@ -23,6 +23,7 @@ from headrace.envs.core.contract import MASK_KEY, Categorical, Continuous, EnvSp
 from headrace.envs.core.imports import needed_code
 from headrace.envs.core.last_step import PREVIOUS_ACTION, PREVIOUS_REWARD
 from headrace.envs.core.spaces import Leaf
+from headrace.envs.core.wrappers import RESIZE_METHOD
 from headrace.envs.groups.rewards import NEGATIVE
 from headrace.evaluation.evaluate import EvalResult
 from headrace.evaluation.interface import ActionLeaf, encoding_of, raw_dtype
@@ -252,7 +253,7 @@ def _pipeline(config: Config, spec: EnvSpec, env: Any) -> list[dict[str, Any]]:
             {"step": "brighter of the last two frames", "applied": o["maxpool"]},
             {"step": "grey scale", "applied": bool(o["grayscale"])},
             {"step": "resize", "height": o["img_height"], "width": o["img_width"], "method": "area averaging"},
-            _stack(o["stack_num"]),
+            _stack(o["stack_num"], "black images before the first"),
             {"step": "time limit", "frames": o["max_num_frames_per_episode"]},
         ]
     steps: list[dict[str, Any]] = []
@@ -261,12 +262,13 @@ def _pipeline(config: Config, spec: EnvSpec, env: Any) -> list[dict[str, Any]]:
     player = _doom_player(config, env)
     if player is not None:
         steps += player.preparation()
-    elif c.resize is not None:
-        steps.append({"step": "resize", "height": c.resize[0], "width": c.resize[1], "method": "area averaging"})
-    if c.grayscale and player is None:
-        steps.append({"step": "grey scale", "applied": True})
+    else:
+        if c.grayscale:
+            steps.append({"step": "grey scale", "applied": True})
+        if c.resize is not None:
+            steps.append({"step": "resize", "height": c.resize[0], "width": c.resize[1], "method": RESIZE_METHOD})
     if spec.frame_stack > 1:
-        steps.append(_stack(spec.frame_stack))
+        steps.append(_stack(spec.frame_stack, "the first image, repeated"))
     if player is not None and player.limit:
         steps.append({"step": "time limit", "frames": player.limit})
     if c.max_episode_steps is not None:
@@ -274,5 +276,5 @@ def _pipeline(config: Config, spec: EnvSpec, env: Any) -> list[dict[str, Any]]:
     return steps
 
 
-def _stack(images: int) -> dict[str, Any]:
-    return {"step": "stack", "images": images, "order": "oldest first", "at_reset": "the first image, repeated"}
+def _stack(images: int, at_reset: str) -> dict[str, Any]:
+    return {"step": "stack", "images": images, "order": "oldest first", "at_reset": at_reset}

@@ -72,6 +72,10 @@ def check_applied(env_id: str, options: EnvConfig, applied: Collection[str]) -> 
         )
 
 
+RESIZE_METHOD = "bilinear if both sides shrink by less than 2, else area averaging"
+"""What `resize` does, for the contract of an exported policy."""
+
+
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Scale a uint8 image [H, W, C] to `size` (height, width) by area averaging.
 

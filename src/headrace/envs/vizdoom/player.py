@@ -13,7 +13,7 @@ import vizdoom
 
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core.contract import OBJECTIVE
-from headrace.envs.core.wrappers import resize
+from headrace.envs.core.wrappers import RESIZE_METHOD, resize
 from headrace.envs.vizdoom.actions import AIM_CHOICES, AIM_DEGREES, FULL_BUTTONS, combine, heads_for
 from headrace.envs.vizdoom.game import configured
 from headrace.envs.vizdoom.shaping import Shaping, weights_of
@@ -183,10 +183,9 @@ class Player:
             name: [x if math.isfinite(x) else None for x in column]
             for name, column in zip(("divisors", "low", "high"), zip(*self._scales, strict=True), strict=False)
         }
-        method = "bilinear if both sides shrink by less than 2, else area averaging"
         return [
             {"step": "render", "height": 120, "width": 160, "grey": self.screen.shape[-1] == 1},
-            {"step": "resize", "height": self._size[0], "width": self._size[1], "method": method},
+            {"step": "resize", "height": self._size[0], "width": self._size[1], "method": RESIZE_METHOD},
             *([{"step": "divide and clip the measurements", **scaled}] if variables else []),
         ]
 
