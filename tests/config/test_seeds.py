@@ -1,12 +1,16 @@
 """Seeds: what is evaluated, watched or filmed is never what was trained on, and nothing is trained on twice."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from headrace.config import Config, ConfigError, override
 from headrace.config.seeds import MOST, RANGE, Use, environment_seed, next_seed, random_seed
+from headrace.envs.core.contract import ActionSpec, EnvSpec
+from headrace.envs.groups.match import SEED_STEP, Match, MatchRules
+from headrace.envs.groups.rewards import RewardTransform
 from headrace.sampling.worker_process import actor_seed
 from headrace.sampling.worker_process import environment_seed as worker_seed
 
@@ -53,6 +57,19 @@ def test_a_use_keeps_to_its_range(use: Use) -> None:
     assert len(WITH_ENVIRONMENTS) * RANGE == 2**31
     largest = override(Config(env="walk"), **{"sampling.num_workers": 4096, "sampling.envs_per_worker": 65_536})
     assert largest.num_envs <= MOST
+
+
+@pytest.mark.parametrize("use", WITH_ENVIRONMENTS)
+def test_no_match_is_one_of_another_use(use: Use) -> None:
+    """However many matches are played."""
+    env = SimpleNamespace(possible_agents=[])
+    match = Match(0, env, MatchRules(EnvSpec({}, ActionSpec(())), RewardTransform(), None, False))  # type: ignore[arg-type]
+    match.seed, seeds = environment_seed(use, 0), list[int]()
+    for match.number in range(5000):
+        seeds.append(match.reset_seed)
+    assert all(use * RANGE <= seed < (use + 1) * RANGE for seed in seeds)
+    assert len(set(seeds)) == len(seeds)
+    assert seeds[:2] == [match.seed, match.seed + SEED_STEP]
 
 
 def test_they_are_numpys() -> None:

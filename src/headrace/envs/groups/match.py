@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.config.seeds import RANGE
 from headrace.envs.core.action_log import own_state
 from headrace.envs.core.contract import MASK_KEY, EnvSpec, LaneRow
 from headrace.envs.core.errors import EnvironmentFault, cause, faults, naming
@@ -22,7 +23,8 @@ from headrace.envs.groups.rewards import RewardTransform
 INACTIVE = "is_active"  # info key: False if the agent's action would have no effect in the next step
 INFO_MASK = "action_mask"  # info key of the action mask, see `EnvConfig.info_action_mask`
 SEED_STEP = 1_000_003
-"""Match k of an environment with seed s is reset with the seed s + k * SEED_STEP, so that it can be replayed on its own."""
+"""Match k of an environment with seed s is reset with the seed s + k * SEED_STEP, so that it can be replayed on its own. After
+the last seed of the `Use` that s belongs to comes its first."""
 
 _SAVED = ("steps", "over", "playing", "acting", "pending", "returns", "lengths", "outcomes")  # of a `Match` in checkpoints
 ByAgent = Mapping[Any, Any]
@@ -72,7 +74,8 @@ class Match:
 
     @property
     def reset_seed(self) -> int:
-        return (self.seed + self.number * SEED_STEP) % 2**31
+        first = self.seed - self.seed % RANGE
+        return first + (self.seed + self.number * SEED_STEP) % RANGE
 
     def begin(self, rows: Sequence[LaneRow]) -> None:
         """Begin the next match; `rows`: one for each agent."""
