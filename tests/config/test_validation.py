@@ -6,7 +6,7 @@ import torch
 from headrace.config import Config, ConfigError, override
 from headrace.config.validation import check_device, validate
 from headrace.envs.core import registry
-from headrace.make_config import make_config
+from headrace.make_config import check_config, make_config
 
 
 @pytest.mark.parametrize("env", ["gym/CartPole-v1", "atari/pong", "vizdoom/basic"])
@@ -55,6 +55,12 @@ def test_slots_that_a_ticket_cannot_number():
     many = override(Config(), **{"sampling.num_workers": 4096, "sampling.num_groups": 16})
     with pytest.raises(ConfigError, match=r"need 65,6\d\d trajectory slots, and 32,768 are possible: .*num_workers \(4096\)"):
         validate(many)
+
+
+def test_eviction_at_random_is_asked_for_by_another_number():
+    config = make_config("gym/CartPole-v1", **{"learning.algorithm": "dqn"})
+    with pytest.raises(ConfigError, match="evict_alpha must not be 0"):
+        check_config(override(config, **{"replay.evict_alpha": 0.0}))
 
 
 def test_devices_that_are_not_here():

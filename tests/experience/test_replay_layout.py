@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,16 @@ def test_a_capacity_that_cannot_work_is_refused_with_its_numbers(settings: dict[
     own = {"learning.algorithm": "dqn", "learning.experience": "replay", "replay.minimum": 20} | settings
     with pytest.raises(ConfigError, match=said):
         replay_layout(configs.override(Config(env="x"), **own), SPEC, 4, 1)
+
+
+def test_an_observation_of_more_arrays_than_a_replay_holds_is_refused() -> None:
+    array = ArraySpec((2,), np.dtype(np.float32))
+    config = configs.override(Config(env="x"), **{"replay.minimum": 20})
+    most = 30  # besides the action and the version
+    for n in (most, most + 1):
+        spec = EnvSpec({f"{i}": array for i in range(n)}, SPEC.action)
+        with nullcontext() if n == most else pytest.raises(ConfigError, match=r"has 31 arrays in an observation.* at most 30"):
+            make_replay(config, spec)
 
 
 @pytest.mark.parametrize("noise", [True, False])

@@ -212,6 +212,8 @@ def _replay_faults(config: Config) -> Iterator[str]:
     r, q, T, recurrent = config.replay, config.q, config.sampling.rollout, config.policy.core != "none"
     if r.minimum > r.capacity:
         yield f"replay.minimum ({r.minimum:,}) is above replay.capacity ({r.capacity:,}): learning would never start"
+    if r.evict_alpha == 0:
+        yield "replay.evict_alpha must not be 0. None: the oldest transitions are evicted. 1e-9: transitions drawn at random"
     if recurrent and q.burn_in + q.sequence < T:
         yield (
             f"sampling.rollout ({T}) must not be above q.burn_in + q.sequence ({q.burn_in} + {q.sequence}): sequences start once "

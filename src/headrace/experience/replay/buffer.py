@@ -313,32 +313,13 @@ def in_memory_order(x: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def _native_config(config: ReplayConfig, fields: dict[str, ReplayField]) -> Any:
-    def check(condition: bool, message: str) -> None:
-        if not condition:
-            raise ValueError(f"replay: {message}")
-
-    check(config.histories >= 1 and config.capacity >= 1, "needs at least one history and a capacity of one transition")
-    check(config.period >= 1, f"period {config.period} is less than 1")
-    check(config.n_step >= 1, f"n_step {config.n_step} is less than 1")
-    check(config.alpha >= 0, f"alpha {config.alpha} is negative")
-    check(config.floor > 0, f"floor {config.floor} must be positive")
-    check(config.slack >= 1, f"slack {config.slack} is less than 1")
-    check(0 < config.packed_share <= 1, f"packed_share {config.packed_share} is not above 0 and at most 1")
-    check(config.block >= 8 and config.block % 8 == 0, f"block {config.block} is not a multiple of 8")
-    check(config.evict_alpha is None or config.evict_alpha != 0, "evict_alpha 0 evicts at random; say 1e-9 if you mean it")
-    check(config.histories * config.rows < MOST_ROWS, f"{config.histories * config.rows} rows; at most 2^32 - 1")
-    check(0 < len(fields) <= native.MAX_FIELDS, f"{len(fields)} fields; 1 to {native.MAX_FIELDS} are possible")
-    check(
-        config.codec != "none" or not any(f.compressed for f in fields.values()), "a field is compressed but no codec is chosen"
-    )
     result = native.Config()
     for name in ("histories", "rows", "n_step", "alpha", "floor", "seed", "codec_level", "block"):
         setattr(result, name, getattr(config, name))
     result.evict_alpha = config.evict_alpha or 0.0
     result.codec = getattr(native.Codec, config.codec)
     result.ring_bytes = _ring_bytes(config, fields)
-    for name, f in fields.items():
-        check(f.nbytes > 0, f"field {name!r} has no bytes")
+    for f in fields.values():
         result.add_field(f.nbytes, f.stack, f.compressed)
     return result
 

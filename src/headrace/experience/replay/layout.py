@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+import headrace._native.replay as native
 from headrace.config import Config, ConfigError
 from headrace.envs.core.contract import EnvSpec
 from headrace.experience.replay.buffer import MOST_ROWS, Replay, ReplayConfig, ReplayField
@@ -86,6 +87,12 @@ def replay_layout(config: Config, spec: EnvSpec, core_width: int, parts: int) ->
         ratio_band=2 * max(config.learning.batch_size, per_slot),
         codec=r.codec, packed_share=r.packed_share, seed=config.seed,
     )  # fmt: skip
+    if (more := len(fields) - native.MAX_FIELDS) > 0:
+        arrays = len(spec.observation)
+        raise ConfigError(
+            f"{config.env} has {arrays} arrays in an observation; a replay holds at most {arrays - more}. An algorithm without "
+            "replay, such as ppo, has no such limit"
+        )
     _check_rows(config, laid_out)
     return laid_out, fields
 
