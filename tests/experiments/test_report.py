@@ -132,7 +132,7 @@ def test_damaged_and_empty_runs_are_named_and_left_out(tmp_path, capsys):
     write_run(tmp_path / "good")
     for name, file, content in (
         ("no settings", "config.json", "{"), ("no metrics", "metrics.jsonl", None), ("nothing learned", "metrics.jsonl", ""),
-        ("other things", "config.json", "[]"),
+        ("other things", "config.json", "[]"), ("no number", "config.json", '{"env": "x", "population": {"size": "2"}}'),
     ):  # fmt: skip
         path = write_run(tmp_path / name) / file
         path.unlink() if content is None else path.write_text(content)
@@ -144,7 +144,7 @@ def test_damaged_and_empty_runs_are_named_and_left_out(tmp_path, capsys):
     assert cli.main(["report", str(tmp_path), str(tmp_path / "not there"), "--no-pictures"]) == 0
     said = capsys.readouterr().out
     assert "2 runs" in said
-    for name in ("no settings", "no metrics", "nothing learned", "other things", "not there"):
+    for name in ("no settings", "no metrics", "nothing learned", "other things", "no number", "not there"):
         assert f"Left out: {tmp_path / name}: " in said
     assert "garbled" not in said, "a folder without any file of a run is none"
 

@@ -207,7 +207,8 @@ def read(folder: Path) -> list[Run]:
     if not isinstance(tree, dict) or not isinstance(tree.get("env"), str):
         raise NotReadable("config.json holds no settings of a run")
     settings, system = flattened(tree), _system(folder)
-    size = settings.get("population.size", 1)
+    if not isinstance(size := settings.get("population.size", 1), int):
+        raise NotReadable("config.json holds no settings of a run")
     policies = [(None, folder)] if size == 1 else [(p, folder / f"policy-{p}") for p in range(size)]
     return [_read_policy(folder, own, p, settings, system) for p, own in policies]
 

@@ -29,6 +29,14 @@ END_TIMEOUT = 2.0  # seconds that `Child.end` waits for a process that it has ki
 POLL_INTERVAL = 0.002
 
 
+def how_it_ended(exit_code: int) -> str:
+    """In a few words, for a code as `subprocess` and `multiprocessing` give it."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    named = {number.value: number.name for number in signal.Signals}  # real-time signals have no names
+    return f"killed by {named.get(-exit_code, f'signal {-exit_code}')}"
+
+
 class Child:
     """A process that runs `main(report, *arguments)`; started by the constructor. `report` is a `ReportWriter`.
 
@@ -90,7 +98,7 @@ class Child:
             return self.reason
         if code is None or code == LOST_EXIT_CODE:
             return "nobody knows how: its fork server does not tell"
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return how_it_ended(code)
 
     def receive(self, timeout: float) -> list[Any]:
         """Wait for reports, up to `timeout` seconds or until it can report no more. Raises `ValueError` for what is no report."""

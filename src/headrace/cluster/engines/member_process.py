@@ -13,6 +13,7 @@ from functools import partial
 from time import monotonic, sleep
 
 from headrace.cluster.protocol import Link
+from headrace.processes.child import how_it_ended
 from headrace.processes.ranks import die_with_starter
 from headrace.transport.credentials import Credentials
 
@@ -51,8 +52,7 @@ class MemberProcess:
 
     def end_reason(self) -> str:
         """How it ended, in a few words."""
-        code = self._process.returncode
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return how_it_ended(self._process.returncode)
 
     def end(self, deadline: float) -> None:
         """Wait for its end until `deadline` (monotonic); then ask for it, and kill it at last."""
