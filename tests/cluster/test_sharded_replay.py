@@ -227,9 +227,9 @@ def test_a_request_of_a_learner_that_was_killed_is_not_answered_by_the_one_befor
     shards = make([numbered(np.ones(50, np.float32))], 20)
     assert shards.replay.sample(20) is not None
     table = shards.replay.table
-    newest = np.unravel_index(table._views["asked"].argmax(), table._views["asked"].shape)
+    newest = np.unravel_index(table.asked.argmax(), table.asked.shape)
     shards.replay._await(int(newest[0]), shards.replay._plans[-1].parts[0])
-    table._views["asked"][newest] = 0
+    table.asked[newest] = 0
     assert table.last_number >= table.answered(*map(int, newest))
 
 

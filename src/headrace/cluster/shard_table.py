@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.arrays import ArrayLayout, ArraySpec
 from headrace.cluster.protocol import DRAW
 from headrace.cluster.sample_codec import COUNTED, STATISTICS
 from headrace.shm.primitives import Words
-from headrace.shm.segment import Mapped, Segment
+from headrace.shm.segment import Tables
 from headrace.transport.messages import HEADER, ProtocolError
 
 DRAWS = 2  # draws that are under way at a time: while one is learned from or waits, the next one crosses the network
@@ -58,7 +57,7 @@ class Request:
         return cls(number, generation, parts, largest, evict, positions, keys, np.frombuffer(message, "<f4", m, at + 8 * (n + m)))
 
 
-class ShardTable(Mapped):
+class ShardTable(Tables):
     """Tables by draw and node; made by the parent, passed to the learner and to every receiver.
 
     Args:
@@ -70,86 +69,81 @@ class ShardTable(Mapped):
     Raises `MemoryError` where the machine has not the memory.
     """
 
+    PURPOSE = "batches from the shards of the replay"
+
+    session: np.ndarray
+    """int64 [K]: odd while a stream to the shard is open; changes whenever one begins or ends."""
+    generation: np.ndarray  # int64 [K]: of the node whose shard this is
+    statistics: np.ndarray  # float64 [K, STATISTICS] of the shards that are or were there last
+    former: np.ndarray  # the same of shards before, all together: only COUNTERS
+    asked: np.ndarray  # int64 [DRAWS, K]: number of each request, in whose places the following arrays have their rows
+    replied: np.ndarray  # int64: number of the request that was answered last
+    sizes: np.ndarray  # int64 [..., 3]: generation and whether to evict, numbers of samples and of new priorities
+    numbers: np.ndarray  # float64 [..., 2]: `parts` and `largest`
+    positions: np.ndarray  # float64 [..., batch]
+    keys: np.ndarray  # uint64 [..., updates]
+    priorities: np.ndarray  # float32 [..., updates]
+    answers: np.ndarray  # uint8 [..., largest]
+
     def __init__(self, nodes: int, batch: int, updates: int, largest: int) -> None:
         self.nodes, self.batch, self.updates = nodes, batch, updates
-        count, real = np.dtype(np.int64), np.dtype(np.float64)
-        asked = (DRAWS, nodes)
-        self._layout = ArrayLayout(
-            {
-                "session": ArraySpec((nodes,), count),
-                "generation": ArraySpec((nodes,), count),
-                "statistics": ArraySpec((nodes, len(STATISTICS)), real),
-                "former": ArraySpec((nodes, len(STATISTICS)), real),
-                "asked": ArraySpec(asked, count),
-                "answered": ArraySpec(asked, count),
-                "sizes": ArraySpec((*asked, 3), count),
-                "numbers": ArraySpec((*asked, 2), real),
-                "positions": ArraySpec((*asked, batch), real),
-                "keys": ArraySpec((*asked, updates), np.dtype(np.uint64)),
-                "priorities": ArraySpec((*asked, updates), np.dtype(np.float32)),
-                "answers": ArraySpec((*asked, largest), np.dtype(np.uint8)),
-            }
-        )
-        self._segment = Segment(self._layout.nbytes, purpose="batches from the shards of the replay")
+        place = (DRAWS, nodes)
+        self._allocate(
+            session=((nodes,), np.int64), generation=((nodes,), np.int64), statistics=((nodes, len(STATISTICS)), np.float64),
+            former=((nodes, len(STATISTICS)), np.float64), asked=(place, np.int64), replied=(place, np.int64),
+            sizes=((*place, 3), np.int64), numbers=((*place, 2), np.float64), positions=((*place, batch), np.float64),
+            keys=((*place, updates), np.uint64), priorities=((*place, updates), np.float32),
+            answers=((*place, largest), np.uint8),
+        )  # fmt: skip
         self.news = Words(nodes + 1)
         """Word k changes with a request to node k, the last one with everything that comes from any node."""
-        self._map()
-
-    def _map(self) -> None:
-        self._views = self._layout.views(self._segment.buffer)
-        self.session = self._views["session"]
-        """int64 [K]: odd while a stream to the shard is open; changes whenever one begins or ends."""
-        self.generation = self._views["generation"]  # int64 [K]: of the node whose shard this is
-        self.statistics = self._views["statistics"]  # float64 [K, STATISTICS] of the shards that are or were there last
-        self.former = self._views["former"]  # the same of shards before, all together: only COUNTERS
 
     # -- the learner ------------------------------------------------------------------------------------------------------
 
     @property
     def last_number(self) -> int:
         """The largest number of a request so far, also where a learner was killed while it replaced that request."""
-        return int(max(self._views["asked"].max(), self._views["answered"].max()))
+        return int(max(self.asked.max(), self.replied.max()))
 
     def ask(self, draw: int, node: int, request: Request) -> None:
         """Make a request. An earlier one of this place was answered, or its stream has ended."""
-        v, place = self._views, (draw, node)
-        v["asked"][place] = 0
+        place = (draw, node)
+        self.asked[place] = 0
         n, m = len(request.positions), len(request.keys)
-        v["sizes"][place] = (request.generation << 1 | request.evict, n, m)
-        v["numbers"][place] = (request.parts, request.largest)
-        v["positions"][place][:n] = request.positions
-        v["keys"][place][:m] = request.keys
-        v["priorities"][place][:m] = request.priorities
-        v["asked"][place] = request.number
+        self.sizes[place] = (request.generation << 1 | request.evict, n, m)
+        self.numbers[place] = (request.parts, request.largest)
+        self.positions[place][:n] = request.positions
+        self.keys[place][:m] = request.keys
+        self.priorities[place][:m] = request.priorities
+        self.asked[place] = request.number
         self.news.add(node)
 
     def answered(self, draw: int, node: int) -> int:
         """The number of the request that was answered last at this place."""
-        return int(self._views["answered"][draw, node])
+        return int(self.replied[draw, node])
 
     def answer(self, draw: int, node: int) -> np.ndarray:
         """The answer, which is there until the next request for this place: a message for `SampleCodec.read`."""
-        return self._views["answers"][draw, node]
+        return self.answers[draw, node]
 
     # -- a receiver -------------------------------------------------------------------------------------------------------
 
     def request(self, draw: int, node: int, after: int) -> Request | None:
         """The request at this place if its number is above `after`."""
-        v, place = self._views, (draw, node)
-        if (number := int(v["asked"][place])) <= after:
+        place = (draw, node)
+        if (number := int(self.asked[place])) <= after:
             return None
-        generation, n, m = v["sizes"][place].tolist()
-        parts, largest = v["numbers"][place].tolist()
-        arrays = (v["positions"][place][:n].copy(), v["keys"][place][:m].copy(), v["priorities"][place][:m].copy())
+        generation, n, m = self.sizes[place].tolist()
+        parts, largest = self.numbers[place].tolist()
+        arrays = (self.positions[place][:n].copy(), self.keys[place][:m].copy(), self.priorities[place][:m].copy())
         request = Request(number, generation >> 1, parts, largest, bool(generation & 1), *arrays)
-        return request if int(v["asked"][place]) == number else None  # else it is being replaced
+        return request if int(self.asked[place]) == number else None  # else it is being replaced
 
     def write_answer(self, node: int, number: int, message: memoryview) -> None:
         """Write an answer to the place of its request; drop it if nobody waits for it any more."""
-        v = self._views
-        for draw in np.flatnonzero(v["asked"][:, node] == number).tolist():
-            v["answers"][draw, node, : len(message)] = np.frombuffer(message, np.uint8)
-            v["answered"][draw, node] = number
+        for draw in np.flatnonzero(self.asked[:, node] == number).tolist():
+            self.answers[draw, node, : len(message)] = np.frombuffer(message, np.uint8)
+            self.replied[draw, node] = number
         self.news.add(self.nodes)
 
     def begin(self, node: int, generation: int) -> None:

@@ -60,7 +60,7 @@ class BackgroundEvaluation:
         found = checkpoint.find(self._config.policy_folder(policy) / "checkpoints", step)
         if found is None:  # it could not be written; the next one is evaluated instead
             return None
-        self._due[policy] = (step // self._interval + 1) * self._interval
+        self.started(step, policy)
         if len(self._waiting) >= MOST_WAITING:
             return f"No evaluation at step {step:,}: {MOST_WAITING} wait already. Set a longer run.eval_interval_steps"
         try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.config import Config, ConfigError, flattened, to_dict
+from headrace.config import ConfigError
 from headrace.config.file_reading import Unreadable, read_json
 from headrace.runs.files import write_whole
 
@@ -25,7 +25,6 @@ MINUTES = {"s": 1 / 60, "m": 1.0, "h": 60.0}
 STEPS = {"": 1, "k": 1_000, "M": 1_000_000}
 MOST_RUNS = 10_000
 _ANEW = "move it away, and the same command writes it anew; runs that have ended count"
-_SWITCHES = frozenset(name for name, value in flattened(to_dict(Config())).items() if isinstance(value, bool))
 
 
 @dataclass(frozen=True)
@@ -144,15 +143,10 @@ class Plan:
 
 
 def as_flags(values: Mapping[str, str]) -> list[str]:
-    """Settings, by dotted name, as flags of `headrace train`. A value of several words is a list, but for JSON objects; a switch
-    has a flag for each of its values, true and false."""
+    """Settings, by dotted name, as flags of `headrace train`. A value of several words is a list, but for JSON objects."""
     flags: list[str] = []
     for name, value in values.items():
-        words = [name, value] if value.startswith("{") else [name, *value.split()]
-        if name in _SWITCHES and value.lower() in ("true", "false"):
-            group, dot, own = name.rpartition(".")
-            words = [name if value.lower() == "true" else f"{group}{dot}no_{own}"]
-        flags += [f"--{words[0].replace('_', '-')}", *words[1:]]
+        flags += [f"--{name.replace('_', '-')}", *([value] if value.startswith("{") else value.split())]
     return flags
 
 

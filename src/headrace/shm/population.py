@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace.arrays import ArrayLayout, specs
 from headrace.shm.primitives import Words
-from headrace.shm.segment import Mapped, Segment
+from headrace.shm.segment import Tables
 from headrace.shm.weight_store import WeightStore
 
 SCORE, GAMES = 0, 1
@@ -21,20 +20,8 @@ DECAY = 0.99
 """Weight of a game among the recent ones of a pair, per game of that pair since (Vinyals et al. 2019, AlphaStar, pseudocode)."""
 
 
-class _Tables(Mapped):
-    """Arrays in one segment, as attributes of this object."""
-
-    def _allocate(self, **arrays: tuple[tuple[int, ...], type[np.generic]]) -> None:
-        """Make memory for arrays of these shapes and types, by their names."""
-        self._layout = ArrayLayout(specs(**arrays))
-        self._segment = Segment(self._layout.nbytes, purpose="the population")
-        self._map()
-
-    def _map(self) -> None:
-        self.__dict__.update(self._layout.views(self._segment.buffer))
-
-
-class Standings(_Tables):
+class Standings(Tables):
+    PURPOSE = "the population"
     """Who may be matched, who plays whom, results and ratings. Made by the parent, passed to every child.
 
     Args:
@@ -184,7 +171,8 @@ class Standings(_Tables):
         self.open[member] = 1
 
 
-class PopulationMemory(_Tables):
+class PopulationMemory(Tables):
+    PURPOSE = "the population"
     """What policies in population-based training share: objectives, weights of rewards, and copies of policies. Made by the
     parent, passed to every child.
 

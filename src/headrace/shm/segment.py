@@ -6,13 +6,14 @@ import multiprocessing.context
 import multiprocessing.reduction
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import psutil
 
 import headrace._native.ipc as native
+from headrace.arrays import ArrayLayout, specs
 
 MIB = 1 << 20
 
@@ -82,6 +83,22 @@ class Mapped:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._map()
+
+
+class Tables(Mapped):
+    """Arrays in one segment, as attributes of this object. Raises `MemoryError` where the machine has not the memory."""
+
+    PURPOSE: ClassVar[str]
+    """What the memory is for, as its error says."""
+
+    def _allocate(self, **arrays: tuple[tuple[int, ...], type[np.generic]]) -> None:
+        """Make memory for arrays of these shapes and types, by their names."""
+        self._layout = ArrayLayout(specs(**arrays))
+        self._segment = Segment(self._layout.nbytes, purpose=self.PURPOSE)
+        self._map()
+
+    def _map(self) -> None:
+        self.__dict__.update(self._layout.views(self._segment.buffer))
 
 
 def _inherit_segment(cls: type[Segment], fd: Any) -> Segment:
