@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -44,9 +45,11 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def _processor() -> str:
+    """Its name, family and model; virtual machines hide the rest of the name."""
     info = Path("/proc/cpuinfo")
-    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
-    return names[0].split(":", 1)[1].strip() if names else platform.processor()
+    found = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", info.read_text(), re.MULTILINE)) if info.exists() else {}
+    numbers = [f"{name} {found[key]}" for key, name in (("cpu family", "family"), ("model", "model")) if key in found]
+    return ", ".join([found.get("model name") or platform.processor(), *numbers])
 
 
 def _git() -> dict[str, Any] | None:
