@@ -107,7 +107,7 @@ def test_without_a_gradient_no_graph_is_kept() -> None:
 
 
 def test_gradients_do_not_import_sympy() -> None:
-    """Torch imports it for some of them, which made the first update a second longer."""
+    """Torch imports it for some of them, which made the first update up to a second longer."""
     script = (
         "import sys, torch; from test_pieces import *; pieces.divide(); torch.set_num_threads(2)\n"
         "in_pieces(network(), observations()).sum().backward(); print(threading.active_count(), 'sympy' in sys.modules)"

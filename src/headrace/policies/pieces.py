@@ -72,7 +72,7 @@ class _Pieces(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         def differentiate(piece: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
             # The sum of the products has `piece[1]` as the gradient of the features. Given as `grad_outputs`, it would make torch
-            # import SymPy, in the first update: a second, and 40 MB.
+            # import SymPy, in the first update: 0.3 s, where byte code is not kept more than 1 s, and 35 MB.
             with torch.enable_grad():
                 total = (piece[0] * piece[1]).sum()
             return torch.autograd.grad(total, ctx.parameters)
