@@ -280,7 +280,7 @@ def measure_samples(env: str, compression: str, batches: int) -> dict[str, Any]:
     replay = ShardedReplay(layout, fields, ShardTable(2, batch, 20 * batch, codec.largest), codec)
     control = placement.memory.control
     wires = [Wire(replay, k, shard, control) for k, shard in enumerate(shards)]
-    into, learner = replay.empty_batch(batch, channels_last=True), 0.0
+    into, learner = replay.empty_batch(batch), 0.0
     for number in range(batches + 5):
         if number == 5:  # what is reached for the first time is not counted
             learner, before = 0.0, [(w.bytes, w.node_seconds, w.receiver_seconds) for w in wires]

@@ -49,7 +49,6 @@ struct Batch {
   std::vector<std::byte*> next;   // per field: stacks n steps later; null for stack 0
   float* reward = nullptr;        // n-step return, discounted
   float* discount = nullptr;      // what the value of `next` is multiplied with
-  std::vector<bool> interleaved;  // per field: of a stack of byte images the frames' pixels, not the frames, are neighbours
   FramePool* pool = nullptr;      // stacks are numbers of its frames; for one thread
 };
 
@@ -68,42 +67,6 @@ struct Windows {
 inline std::uint64_t sample_bytes(const FieldSpec& spec, bool pooled, bool stacked = true) {
   std::uint64_t stack = stacked ? std::max(spec.stack, 1u) : 1;
   return stack * (pooled && spec.stack ? sizeof(std::int32_t) : spec.bytes);
-}
-
-// Four frames of `bytes` bytes, one after the other, with their pixels as neighbours instead.
-inline void interleave(const std::byte* stack, std::uint64_t bytes, std::byte* target) {
-  const std::byte *a = stack, *b = a + bytes, *c = b + bytes, *d = c + bytes;
-  std::uint64_t i = 0;
-#if defined(__SSE2__)
-  for (; i + 16 <= bytes; i += 16) {
-    auto load = [i](const std::byte* frame) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(frame + i)); };
-    auto store = [&](int part, __m128i x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(target + 4 * i) + part, x); };
-    __m128i ab = _mm_unpacklo_epi8(load(a), load(b)), cd = _mm_unpacklo_epi8(load(c), load(d));
-    store(0, _mm_unpacklo_epi16(ab, cd));
-    store(1, _mm_unpackhi_epi16(ab, cd));
-    ab = _mm_unpackhi_epi8(load(a), load(b)), cd = _mm_unpackhi_epi8(load(c), load(d));
-    store(2, _mm_unpacklo_epi16(ab, cd));
-    store(3, _mm_unpackhi_epi16(ab, cd));
-  }
-#endif
-  for (; i < bytes; ++i) {
-    target[4 * i] = a[i];
-    target[4 * i + 1] = b[i];
-    target[4 * i + 2] = c[i];
-    target[4 * i + 3] = d[i];
-  }
-}
-
-// Stacks of frames by their numbers, as a FramePool has them. `numbers`: [count, stack]; `interleaved`: see Batch.
-inline void stack_frames(const std::byte* frames, std::uint64_t bytes, const std::int32_t* numbers, std::size_t count,
-                         std::uint64_t stack, bool interleaved, std::byte* target) {
-  std::vector<std::byte> together(stack * bytes);
-  for (std::size_t i = 0; i < count; ++i, target += stack * bytes) {
-    std::byte* frame = interleaved ? together.data() : target;
-    for (std::uint64_t j = 0; j < stack; ++j, frame += bytes)
-      std::memcpy(frame, frames + static_cast<std::uint64_t>(*numbers++) * bytes, bytes);
-    if (interleaved) interleave(together.data(), bytes, target);
-  }
 }
 
 class Assembler {
@@ -197,8 +160,7 @@ class Assembler {
       Frames frames;
       if (!fetch(frames, f, history, oldest, last)) return false;
       auto put = [&](std::byte* target, std::uint64_t at, std::uint64_t age) {
-        batch.interleaved[f] ? put_interleaved(target, spec, frames, history, at, age)
-                             : put_stack(target, spec, stack, frames, history, at, age, batch.pool);
+        put_stack(target, spec, stack, frames, history, at, age, batch.pool);
       };
       if (batch.first[f]) put(batch.first[f] + i * size, time, start.age());
       if (spec.stack && batch.next[f]) put(batch.next[f] + i * size, after, row.age());
@@ -301,7 +263,6 @@ class Assembler {
     return {entry.position, entry.size};
   }
 
-  template <bool stream = true>
   void put_stack(std::byte* target, const FieldSpec& spec, std::uint64_t stack, const Frames& frames, std::uint64_t history,
                  std::uint64_t time, std::uint64_t age, FramePool* pool = nullptr) const {
     std::uint64_t oldest = time - std::min({stack - 1, age, time - frames.first});
@@ -315,11 +276,11 @@ class Assembler {
     for (std::uint64_t j = 0; j < stack; ++j, target += spec.bytes) {
       std::uint64_t back = stack - 1 - j;
       if (time - oldest >= back) {
-        copy<stream>(target, frames.at(time - back), spec.bytes);
+        copy<true>(target, frames.at(time - back), spec.bytes);
       } else if (zeros) {
         std::memset(target, 0, spec.bytes);
       } else {
-        copy<stream>(target, frames.at(oldest), spec.bytes);
+        copy<true>(target, frames.at(oldest), spec.bytes);
       }
     }
   }
@@ -333,17 +294,6 @@ class Assembler {
       ++pool.counts[frames.field];
     }
     return place->second;
-  }
-
-  static constexpr std::uint64_t kInterleaved = 4;  // frames of a stack that can be interleaved
-
-  // The stack with its frames as the innermost axis, pixel by pixel: as convolutions on processors want images.
-  void put_interleaved(std::byte* target, const FieldSpec& spec, const Frames& frames, std::uint64_t history, std::uint64_t time,
-                       std::uint64_t age) const {
-    static thread_local std::vector<std::byte> stack;
-    stack.resize(kInterleaved * spec.bytes);
-    put_stack<false>(stack.data(), spec, kInterleaved, frames, history, time, age);
-    interleave(stack.data(), spec.bytes, target);
   }
 
   // Writers may be overwriting the source. Streamed copies go past the cache: a batch of images is far larger than it,

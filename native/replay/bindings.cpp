@@ -146,8 +146,7 @@ NB_MODULE(replay, m) {
       .def("ready", &Replay::ready, "history"_a, "priorities"_a)
       .def("sample", &Replay::sample, "keys"_a, "weights"_a, "beta"_a, "stratified"_a, "minimum"_a,
            "first"_a.none() = nb::none(), "next"_a.none() = nb::none(), "reward"_a.none() = nb::none(),
-           "discount"_a.none() = nb::none(), "probabilities"_a.none() = nb::none(), "threads"_a = 1,
-           "interleaved"_a.none() = nb::none())
+           "discount"_a.none() = nb::none(), "probabilities"_a.none() = nb::none(), "threads"_a = 1)
       .def("sample_pooled", &Replay::sample_pooled, "keys"_a, "probabilities"_a, "positions"_a, "parts"_a, "length"_a, "fields"_a,
            "next"_a, "frames"_a, "reward"_a, "discount"_a, "age_flags"_a.none())
       .def("sample_windows", &Replay::sample_windows, "keys"_a, "weights"_a, "beta"_a, "stratified"_a, "minimum"_a, "length"_a,
@@ -175,19 +174,6 @@ NB_MODULE(replay, m) {
     expect(probabilities.shape(0) == weights.shape(0), "probabilities and weights differ in length");
     importance_weights(weights.shape(0), size, probabilities.data(), beta, weights.data());
   }, "size"_a, "probabilities"_a, "beta"_a, "weights"_a);
-
-  m.def("stack_frames", [](const ConstArray& frames, const ConstArray& numbers, const Array& target, bool interleaved) {
-    expect(numbers.ndim() == 2 && numbers.itemsize() == 4, "numbers of frames are int32 [n, S]");
-    expect(frames.ndim() >= 1 && frames.shape(0) > 0, "there are no frames");
-    std::size_t count = numbers.shape(0), stack = numbers.shape(1), bytes = frames.nbytes() / frames.shape(0);
-    auto* wanted = static_cast<const std::int32_t*>(numbers.data());
-    expect(target.nbytes() == count * stack * bytes && (!interleaved || stack == 4), "the target has another size");
-    for (std::size_t i = 0; i < count * stack; ++i)
-      expect(wanted[i] >= 0 && static_cast<std::size_t>(wanted[i]) < frames.shape(0), "a frame that is not there");
-    nb::gil_scoped_release release;
-    stack_frames(static_cast<const std::byte*>(frames.data()), bytes, wanted, count, stack, interleaved,
-                 static_cast<std::byte*>(target.data()));
-  }, "frames"_a, "numbers"_a, "target"_a, "interleaved"_a);
 
   nb::class_<StoreReader>(m, "TrajectoryWriter")
       .def(nb::init<Replay&, const nb::dict&, const std::vector<std::string>&, float, std::uint64_t,

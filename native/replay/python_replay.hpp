@@ -93,16 +93,11 @@ class Replay {
   std::uint64_t sample(const Vector<std::uint64_t>& keys, const Vector<float>& weights, double beta, bool stratified,
                        std::uint64_t minimum, const std::optional<Arrays>& first, const std::optional<Arrays>& next,
                        const std::optional<Vector<float>>& reward, const std::optional<Vector<float>>& discount,
-                       const std::optional<Vector<double>>& probabilities, int threads,
-                       const std::optional<std::vector<bool>>& interleaved) {
+                       const std::optional<Vector<double>>& probabilities, int threads) {
     std::size_t count = keys.shape(0);
     expect(weights.shape(0) == count, "keys and weights differ in length");
     Batch batch{pointers(first, count, 1, true, true), pointers(next, count, 1, true, false),
-                data_of(reward, count, "reward"), data_of(discount, count, "discount"),
-                interleaved.value_or(std::vector<bool>(config().field_count))};
-    expect(batch.interleaved.size() == config().field_count, "wrong number of fields");
-    for (std::size_t f = 0; f < batch.interleaved.size(); ++f)
-      expect(!batch.interleaved[f] || config().fields[f].stack == 4, "only stacks of 4 frames can be interleaved");
+                data_of(reward, count, "reward"), data_of(discount, count, "discount")};
     std::vector<double> own(probabilities ? 0 : count);
     double* chosen = probabilities ? data_of(probabilities, count, "probabilities") : own.data();
     bool assemble = first.has_value();
@@ -157,8 +152,7 @@ class Replay {
     Windows windows = windows_of(count, std::max<std::uint64_t>(length, 1), true, fields, reward, discount, age_flags, true);
     windows.pool = &pool;
     Batch batch{pointers(fields, rows, 1, true, true, true), pointers(next, rows, 1, true, false, true),
-                data_of<float>(reward, rows, "reward"), data_of<float>(discount, rows, "discount"),
-                std::vector<bool>(config().field_count), &pool};
+                data_of<float>(reward, rows, "reward"), data_of<float>(discount, rows, "discount"), &pool};
     Positions at{positions.data(), parts};
     Draw draw{count, keys.data(), probabilities.data(), true, 1, &at};
     std::uint64_t size = 0;

@@ -79,12 +79,12 @@ def make() -> Iterator[Callable[..., Shards]]:
 def test_one_shard_draws_as_a_replay_bit_for_bit(make: Callable[..., Shards]) -> None:
     here, rng, waiting = played(1), np.random.default_rng(0), []
     shards = make([played(1)], 64)
-    for number in range(12):
+    for _ in range(12):
         while len(waiting) < sharded_replay.DRAWS:  # as many draws are under way
             batch = here.sample(64)
             assert batch is not None
             waiting.append(batch)
-        expected, got = waiting.pop(0), shards.replay.sample(64, shards.replay.empty_batch(64, channels_last=number % 2 == 1))
+        expected, got = waiting.pop(0), shards.replay.sample(64)
         assert got is not None
         np.testing.assert_array_equal(got.keys[:, 0], expected.keys)
         for one, other in ((got.first, expected.first), (got.next, expected.next)):
@@ -207,8 +207,8 @@ def test_rows_of_a_batch_are_what_their_keys_name(make: Callable[..., Shards], l
     shards = make([played(seed) for seed in range(3)], 60)
     shards.wires[1].lose = shards.wires[2].lose = lambda number: lost and number % 2 == 1
     seen = set()
-    for number in range(12):
-        batch = shards.replay.sample(60, shards.replay.empty_batch(60, channels_last=number % 3 == 0))
+    for _ in range(12):
+        batch = shards.replay.sample(60)
         assert batch is not None
         node = (batch.keys[:, 1] % 3).astype(int)
         seen |= set(node.tolist())

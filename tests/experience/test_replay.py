@@ -192,29 +192,6 @@ def test_stacks_returns_and_next_observations(codec: str, block: int, n_step: in
             check_batch(replay, naive, 64, threads=1 + round_ % 2)
 
 
-@pytest.mark.parametrize(("shape", "codec"), [((36, 36), "none"), ((5, 7), "lz4")])
-def test_channels_last_batches_hold_the_same_numbers(shape: tuple[int, int], codec: str) -> None:
-    columns = fields((1, *shape), 4, codec != "none")
-    batches = []
-    for channels_last in (False, True):
-        rng = np.random.default_rng(0)
-        config = ReplayConfig(histories=1, capacity=100, minimum=1, n_step=2, codec=codec)  # type: ignore[arg-type]
-        replay = Replay(config, columns)
-        writer = HistoryWriter(replay, 0)
-        writer.append({"observation": rng.integers(0, 256, (60, 1, *shape)), "action": np.arange(60)}, np.zeros(60),
-                      np.full(60, 0.9), rng.random(60) < 0.2)
-        writer.ready(np.ones(50))
-        batches.append(replay.sample(64, replay.empty_batch(64, channels_last=channels_last)))
-    plain, last = batches
-    assert plain is not None
-    assert last is not None
-    assert not last.first["observation"].is_contiguous()
-    assert last.first["observation"].stride(1) == 1
-    assert plain.first["observation"].equal(last.first["observation"])
-    assert plain.next["observation"].equal(last.next["observation"])
-    assert plain.first["action"].equal(last.first["action"])
-
-
 def test_a_history_whose_frames_do_not_compress_keeps_fewer_of_them() -> None:
     rng = np.random.default_rng(0)
     config = ReplayConfig(histories=1, capacity=400, slack=1.0, minimum=1, n_step=1, codec="lz4", packed_share=0.3)

@@ -32,7 +32,6 @@ from headrace.experience.replay.buffer import (
     ReplayField,
     ReplayStats,
     SequenceBatch,
-    in_memory_order,
 )
 
 LATE = 5.0  # seconds after which a shard that has not answered is sampled no more until it does
@@ -109,7 +108,8 @@ class ShardedReplay(LearnerReplay):
                 if frames is None:
                     place.copy_(torch.from_numpy(values).view(place.shape))
                 else:
-                    native.stack_frames(frames, values, in_memory_order(place), not place.is_contiguous())
+                    numbers = torch.from_numpy(values).flatten()
+                    torch.index_select(torch.from_numpy(frames), 0, numbers, out=place.view(len(numbers), *frames.shape[1:]))
                 if not side_by_side:
                     target[where] = place
 

@@ -11,14 +11,8 @@ from headrace.accelerator.graphs import Tensors
 
 
 def named(batch: Tensors, prefix: str, rows: int | None = None) -> Tensors:
-    """The entries of a batch whose names begin with `prefix`, under their names without it: all rows, or the first `rows`.
-
-    Images [B, C, H, W] are returned with channels last in memory, the layout in which convolutions compute: they are converted
-    here as bytes, once, and not as float32 in each network.
-    """
-    found = {name.removeprefix(prefix): x[:rows] for name, x in batch.items() if name.startswith(prefix)}
-    images = [name for name, x in found.items() if x.dim() == 4 and x.dtype == torch.uint8]
-    return found | {name: found[name].contiguous(memory_format=torch.channels_last) for name in images}
+    """The entries of a batch whose names begin with `prefix`, under their names without it: all rows, or the first `rows`."""
+    return {name.removeprefix(prefix): x[:rows] for name, x in batch.items() if name.startswith(prefix)}
 
 
 @torch.no_grad()

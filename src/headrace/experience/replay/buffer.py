@@ -122,10 +122,9 @@ class ReplayBatch:
         """Arguments of the native `sample`, which fills the same memory again and again. Fields are in the replay's order."""
         return {
             "keys": self.keys, "weights": self.weights.numpy(),
-            "first": [in_memory_order(x) for x in self.first.values()],
-            "next": [in_memory_order(self.next[name]) if name in self.next else None for name in self.first],
+            "first": [x.numpy() for x in self.first.values()],
+            "next": [self.next[name].numpy() if name in self.next else None for name in self.first],
             "reward": self.reward.numpy(), "discount": self.discount.numpy(),
-            "interleaved": [not x.is_contiguous() for x in self.first.values()],
         }  # fmt: skip
 
 
@@ -200,17 +199,14 @@ class LearnerReplay(ABC):
         """Further metrics of this kind of replay since the last call, by name."""
         return {}
 
-    def empty_batch(self, size: int, pin: bool = False, channels_last: bool = False) -> ReplayBatch:
-        """Memory for a batch of `size` samples, to be given to `sample` again and again. `channels_last`: image stacks [C, H, W]
-        with the channels innermost in memory, where that costs nothing (four frames of one byte a pixel)."""
+    def empty_batch(self, size: int, pin: bool = False) -> ReplayBatch:
+        """Memory for a batch of `size` samples, to be given to `sample` again and again."""
         import torch
 
         from headrace.accelerator.staging import torch_dtype
 
         def empty(f: ReplayField) -> torch.Tensor:
-            last = channels_last and f.stack == 4 and f.dtype == np.uint8 and len(f.shape) == 3 and f.shape[0] == 1
-            layout = torch.channels_last if last else torch.contiguous_format
-            return torch.empty((size, *f.sample_shape), dtype=torch_dtype(f.dtype), pin_memory=pin, memory_format=layout)
+            return torch.empty((size, *f.sample_shape), dtype=torch_dtype(f.dtype), pin_memory=pin)
 
         first = {name: empty(f) for name, f in self.fields.items()}
         after = {name: empty(f) for name, f in self.fields.items() if f.stack}
@@ -305,11 +301,6 @@ class Replay(LearnerReplay):
 
     def held_bytes(self) -> int:
         return os.fstat(self.segment.fd).st_blocks * 512
-
-
-def in_memory_order(x: torch.Tensor) -> npt.NDArray[Any]:
-    """The tensor's memory as an array without gaps."""
-    return (x if x.is_contiguous() else x.permute(0, 2, 3, 1)).numpy()
 
 
 def _native_config(config: ReplayConfig, fields: dict[str, ReplayField]) -> Any:

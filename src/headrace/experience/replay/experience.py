@@ -86,7 +86,7 @@ class ReplayExperience(Experience):
         self._free: queue.SimpleQueue[ReplayBatch | None] = queue.SimpleQueue()
         self._sampled: queue.SimpleQueue[_Sampled | None] = queue.SimpleQueue()
         for _ in range(count):
-            self._free.put(None if self._sequences else replay.empty_batch(self._size, self._device != "cpu", True))
+            self._free.put(None if self._sequences else replay.empty_batch(self._size, self._device != "cpu"))
         self._current: _Sampled | None = None
         self._threads: list[threading.Thread] = []
 
