@@ -10,7 +10,6 @@ from headrace.config import Config, ConfigError, override
 from headrace.config.seeds import MOST, RANGE, Use, environment_seed, next_seed, random_seed
 from headrace.envs.core.contract import ActionSpec, EnvSpec
 from headrace.envs.groups.match import SEED_STEP, Match, MatchRules
-from headrace.envs.groups.rewards import RewardTransform
 from headrace.sampling.worker_process import actor_seed
 from headrace.sampling.worker_process import environment_seed as worker_seed
 
@@ -63,7 +62,7 @@ def test_a_use_keeps_to_its_range(use: Use) -> None:
 def test_no_match_is_one_of_another_use(use: Use) -> None:
     """However many matches are played."""
     env = SimpleNamespace(possible_agents=[])
-    match = Match(0, env, MatchRules(EnvSpec({}, ActionSpec(())), RewardTransform(), None, False))  # type: ignore[arg-type]
+    match = Match(0, env, MatchRules(EnvSpec({}, ActionSpec(())), np.array, None, False))  # type: ignore[arg-type]
     match.seed, seeds = environment_seed(use, 0), list[int]()
     for match.number in range(5000):
         seeds.append(match.reset_seed)

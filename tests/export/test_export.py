@@ -216,9 +216,8 @@ def test_preprocessing_of_the_environment_is_in_the_contract(tmp_path):
     assert done.contract["inputs"][0]["dtype"] == "uint8"
 
 
-def test_images_are_prepared_in_the_order_and_in_the_way_of_the_contract(tmp_path):
-    config = headrace.make_config("my/catch")
-    config = headrace.config.override(config, **{"envs.resize": (84, 84), "envs.grayscale": True, "envs.frame_stack": 2})
+def test_images_are_prepared_in_the_order_and_in_the_way_of_the_contract():
+    config = headrace.config.override(Config(env="my/catch"), **{"envs.resize": (84, 84), "envs.grayscale": True})
     first, second, third = contract._pipeline(config, EnvSpec({}, action_spec(spaces.Discrete(2)), frame_stack=2), None)
     assert (first["step"], second["step"], third["step"]) == ("grey scale", "resize", "stack")
     assert second["method"] == "bilinear if both sides shrink by less than 2, else area averaging"
