@@ -50,7 +50,7 @@ def test_a_short_search_writes_what_train_starts_from(home, tmp_path, monkeypatc
 @pytest.mark.process
 @pytest.mark.parametrize(("env", "flags"), [
     (ENV, ["--learning.algorithm", "impala", "--policy.core", "lstm"]),
-    ("pettingzoo/simple_spread_v3", []),
+    ("pettingzoo/connect_four_v3", []),
 ])  # fmt: skip
 def test_policies_that_observe_their_last_action_and_several_agents_can_be_tuned(env, flags, home, capsys):
     few = ["--num-workers", "1", "--envs-per-worker", "8", "--minutes", "0.01"]

@@ -25,14 +25,14 @@ pytestmark = pytest.mark.process
 
 
 def test_two_nodes_train_cartpole_to_its_goal(tmp_path: Path) -> None:
-    goal = {"run.goal": 195, "learning.batch_size": 512, "sampling.envs_per_worker": 16, "sampling.rollout": 16}
+    goal = {"run.goal": 350, "learning.batch_size": 512, "sampling.envs_per_worker": 16, "sampling.rollout": 16}
     goal |= {"run.log_interval": 0.5}  # on a fast machine it takes a few seconds
     with ClusterRun(tmp_path / "run", env="gym/CartPole-v1", imports=None, **goal) as run:
         assert run.end(120) == 0, run.story
         assert "2 of 2 are there" in run.output
         assert "goal" in run.output
         intervals = run.metrics()
-        assert intervals[-1]["charts/episodic_return_100"] >= 195
+        assert intervals[-1]["charts/episodic_return_100"] >= 350
         assert intervals[-1]["cluster/nodes"] == 2
         for name in ("cluster/node-0/SPS", "cluster/node-1/SPS", "lag/max"):  # the last interval may be a moment, with none
             assert max(interval.get(name, 0.0) for interval in intervals) > 0, name

@@ -85,7 +85,7 @@ def test_matches_of_a_population_on_two_nodes(tmp_path: Path) -> None:
     """Results reach the standings, past versions are played, and policies are replaced by how they play."""
     settings = {
         "population.size": 2, "matches.matchmaker": "league", "pbt.rule": "paper", "pbt.period": 600, "pbt.objective": "elo",
-        "learning.total_steps": 4000, "run.checkpoint_interval": 10.0,
+        "learning.total_steps": 4000, "run.checkpoint_interval": 10.0, "matches.save_steps": 900,
     }  # fmt: skip
     run, ended = duels(tmp_path, **settings)
     with run:

@@ -16,7 +16,7 @@ from headrace.make_config import check_config
 from headrace.processes import ranks
 from headrace.processes.interrupt import heard_afterwards
 from headrace.processes.output import show
-from headrace.processes.start import preload, start_fork_server
+from headrace.processes.start import give_cores_up_soon, preload, start_fork_server
 from headrace.runs.folder import has_checkpoints
 
 if TYPE_CHECKING:  # torch takes seconds
@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # torch takes seconds
 
 def run(arguments: list[str]) -> int:
     """`headrace train`. Exit code 0 if the run ended by itself, 130 if it was interrupted."""
+    give_cores_up_soon()
     config = parse_config(arguments)
     if config.cluster.nodes is not None and (code := _as_member(config)) is not None:
         return code

@@ -21,7 +21,6 @@ DECAY = 0.99
 
 
 class Standings(Tables):
-    PURPOSE = "the population"
     """Who may be matched, who plays whom, results and ratings. Made by the parent, passed to every child.
 
     Args:
@@ -31,6 +30,8 @@ class Standings(Tables):
         num_opponents: members that never learn.
         rating: of every member at the start.
     """
+
+    PURPOSE = "the population"
 
     counts: np.ndarray
     """float64 [W, N, N, 2]: score (1 a win, 1/2 a draw) and number of games of the first member against the second, by worker."""
@@ -172,7 +173,6 @@ class Standings(Tables):
 
 
 class PopulationMemory(Tables):
-    PURPOSE = "the population"
     """What policies in population-based training share: objectives, weights of rewards, and copies of policies. Made by the
     parent, passed to every child.
 
@@ -180,6 +180,8 @@ class PopulationMemory(Tables):
         sizes: bytes that a copy of each policy may take; the number of policies is P.
         reward_weights: the K weights of a shaped reward by name, with which every policy starts.
     """
+
+    PURPOSE = "the population"
 
     objectives: np.ndarray
     """float64 [P]: how well each policy does; NaN while that is not known, -inf where the policy has ended without an objective.
