@@ -329,8 +329,12 @@ def tune(config: Config, minutes: float, fixed: Collection[str], batch_sizes: It
     settings, why, trials = Search(_endless(config), spec, 60 * minutes, print).run(fixed, batch_sizes)
     print("\n" + "\n".join(_table(trials)))
     print(f"\n{describe(settings)}: {why}")
+    if not any(trial.settings and (trial.rates or trial.error) for trial in trials):
+        print("Nothing is written, and what was found before stays")
+        return load(config)
     _save(file, settings, trials)
-    print(f"{file}: headrace train starts from it and says so; your own flags win; headrace tune ENV --forget removes it")
+    use = "headrace train starts from it and says so" if settings else "it says that the defaults are best here"
+    print(f"{file}: {use}; your own flags win; headrace tune ENV --forget removes it")
     return settings
 
 

@@ -203,6 +203,7 @@ def test_preprocessing_of_the_environment_is_in_the_contract(tmp_path):
     pytest.importorskip("ale_py")
     done = export(trained("atari/pong", tmp_path / "run"))
     steps = {step.pop("step"): step for step in done.contract["observation_pipeline"]}
+    assert [*steps][3:7] == ["grey scale", "brighter of the last two frames", "resize", "stack"], "as the emulator does it"
     assert steps["repeat the action"]["frames"] == done.contract["environment"]["frames_per_step"] == 4
     assert steps["resize"] == {"height": 84, "width": 84, "method": "area averaging"}
     assert (steps["stack"]["images"], steps["stack"]["at_reset"]) == (4, "black images before the first")
