@@ -82,7 +82,10 @@ class Checkpointing:
                 found = checkpoint.from_bytes(data)
                 self._take(found)
         if found is None:
-            return []
+            interval = self._config.run.checkpoint_interval
+            anew = f"Learning begins anew: nothing was saved yet (run.checkpoint_interval is {interval:,.0f} s)"
+            replaced = self._ranks.index == 0 and self._placement.version(self._policy) > 0  # a learner that died has published
+            return [Message("message", anew, self._policy)] if replaced else []
         state, progress = found.unpack(), self._learner.progress
         self._saved_step, self._saved_updates = progress.global_step, progress.updates
         messages = [*found.damaged, f"Going on from {self._named(found.path)}: step {progress.global_step:,}"]

@@ -140,6 +140,16 @@ def test_stopped_processes_go_on(tmp_path):
         stop(run)
 
 
+def test_a_learner_that_is_lost_before_anything_was_saved_says_so(tmp_path):
+    with counting_run(tmp_path / "run", **{"run.checkpoint_interval": 1000}) as run:
+        run.wait_for("the first steps", lambda: run.step() > 500)
+        assert "Learning begins anew" not in run.output
+        run.signal("learner", signal.SIGKILL)
+        run.wait_for("the new learner", lambda: "Learning begins anew: nothing was saved yet (run.checkpoint_inter" in run.output)
+        goes_on(run)
+        stop(run)
+
+
 @pytest.mark.slow
 def test_a_learner_that_went_far_back_knows_the_age_of_experience(tmp_path):
     with counting_run(tmp_path / "run", **{"run.checkpoint_interval": 10}) as run:
