@@ -29,6 +29,9 @@ def test_a_short_search_writes_what_train_starts_from(home, tmp_path, monkeypatc
     # Little is left to choose, so that the test is short, and nothing is left out on a busy machine.
     fixed = ["--num-workers", "1", "--sampling.min-request-groups=1", "--num-policy-workers", "1", "--num-threads", "1"]
     monkeypatch.setattr(tune.Search, "left", property(lambda search: search.seconds))
+    monkeypatch.setattr(tune, "FINAL", -1000.0)
+    measure = tune.Search.measure
+    monkeypatch.setattr(tune.Search, "measure", lambda search, trial, share: measure(search, trial, 1.0))
     monkeypatch.setattr(tune.Search, "compare", lambda search, default, best: (True, "+10%"))
     monkeypatch.setattr(tune, "HELPS", 0.0)
     assert cli.main(["tune", ENV, "--minutes", "0.02", "--envs-per-worker", "16", *fixed]) == 0
