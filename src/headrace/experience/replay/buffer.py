@@ -39,9 +39,6 @@ if TYPE_CHECKING:  # processes that only add to the replay do not need torch
     import torch
 
 
-MOST_ROWS = 2**32  # rows of all histories are fewer
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReplayField(ArraySpec):
     """One column of the rows; shape and dtype are of one row (one frame, not a stack)."""
@@ -240,8 +237,7 @@ class LearnerReplay(ABC):
 class Replay(LearnerReplay):
     """The replay. Can be an argument of a process that `multiprocessing` starts; the copy shares the memory.
 
-    Raises:
-        ValueError: a configuration that cannot work.
+    `replay_layout` makes configurations that can work. Raises:
         MemoryError: the machine has not the memory.
         RuntimeError: the codec's library is not there.
     """

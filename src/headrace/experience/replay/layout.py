@@ -9,8 +9,9 @@ import numpy as np
 import headrace._native.replay as native
 from headrace.config import Config, ConfigError
 from headrace.envs.core.contract import EnvSpec
-from headrace.experience.replay.buffer import MOST_ROWS, Replay, ReplayConfig, ReplayField
+from headrace.experience.replay.buffer import Replay, ReplayConfig, ReplayField
 
+MOST_ROWS = 2**32  # rows of all histories are fewer
 OBSERVATION = "obs/"  # observations are fields of the trajectory store, and of the replay, whose names begin so
 
 
