@@ -29,7 +29,7 @@ from headrace.experience.across_ranks import across_ranks
 from headrace.experience.batch import Batch, Experience, Filling
 from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner
-from headrace.learning.training_log import REASONS, TrainingLog, reason_to_stop
+from headrace.learning.training_log import REASONS, TrainingLog, reason_to_stop, when_learning_begins
 from headrace.make_config import check_config, for_agents, to_train
 from headrace.population.members import make_members
 from headrace.population.past_versions import PastVersions
@@ -134,7 +134,7 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     if pbt is not None:
         yield from pbt.begin()
     if config.uses_replay:
-        yield Message("message", f"Learning begins when the replay holds {config.replay.minimum:,} steps", p)
+        yield Message("message", when_learning_begins(config), p)
     clock, several = control.clock("learner", p), config.population.size > 1
     started, last_log = control.learning_began(), perf_counter()
     reason = reason_to_stop(config, learner.progress, log, last_log - started)

@@ -67,6 +67,14 @@ def test_the_whole_help_shows_types_and_texts(capsys):
         assert words in shown, words
 
 
+@pytest.mark.parametrize(("algorithm", "has_it"), [("ppo", True), ("dqn", False)])
+def test_the_short_help_leaves_out_what_the_algorithm_ignores(algorithm, has_it, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--env", "gym/CartPole-v1", "--learning.algorithm", algorithm, "--help"])
+    shown = capsys.readouterr().out
+    assert "--learning.batch-size" in shown and ("--learning.entropy-coef" in shown) == has_it
+
+
 @pytest.mark.parametrize("command", ["train --help-all", "eval --help"])
 def test_help_may_have_a_reader_that_goes_away(command):
     reader, writer = os.pipe()

@@ -9,11 +9,21 @@ import pytest
 
 from headrace.experience.batch import Arrivals
 from headrace.learning.learner import Progress
-from headrace.learning.training_log import CURVE_POINTS, EPISODE_WINDOW, TrainingLog
+from headrace.learning.training_log import CURVE_POINTS, EPISODE_WINDOW, TrainingLog, when_learning_begins
+from headrace.make_config import make_config
 
 
 def arrivals(*returns: float) -> Arrivals:
     return Arrivals(10, np.array(returns, np.float32), np.ones(len(returns), np.int32))
+
+
+def test_a_run_that_ends_before_learning_begins_says_so() -> None:
+    def told(total_steps: int) -> str:
+        settings = {"learning.algorithm": "dqn", "replay.minimum": 1000, "learning.total_steps": total_steps}
+        return when_learning_begins(make_config("gym/CartPole-v1", **settings))
+
+    assert "nothing will be learned" not in told(1001)
+    assert "this run ends after 1,000: nothing will be learned" in told(1000)
 
 
 def test_a_point_has_the_mean_and_the_band_of_the_last_episodes() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from headrace.config.errors import ConfigError
 from headrace.config.ranges import Range
 from headrace.config.settings import Config
+from headrace.learning.algorithm import declaration
 
 COMMON: dict[str, tuple[str, ...]] = {
     "The run": ("env", "seed", "imports", "run.folder", "run.goal", "run.max_minutes"),
@@ -141,7 +142,8 @@ def help_text(config: Config, groups: tuple[str, ...], width: int, now: Config, 
             lines.append("")
         return "\n".join([*lines, *_wrap(NOTES, width - 1)])
     lines += [f"The settings that people change most, with the defaults for {config.env} and {config.learning.algorithm}:", ""]
-    chosen = {title: [tree[name] for name in part] for title, part in COMMON.items()}
+    unused = declaration(config.learning.algorithm).without_effect(tree)
+    chosen = {title: [tree[name] for name in part if name not in unused] for title, part in COMMON.items()}
     column = max(len(f"{s.flag} {s.value}") for part in chosen.values() for s in part) + 4
     for title, part in chosen.items():
         lines.append(title)

@@ -153,6 +153,17 @@ def reason_to_stop(config: Config, progress: Progress, log: TrainingLog, seconds
     return None
 
 
+def when_learning_begins(config: Config) -> str:
+    """A line for the log of a run with a replay, which is filled first."""
+    begins, total = f"Learning begins when the replay holds {config.replay.minimum:,} steps", config.learning.total_steps
+    if total > config.replay.minimum:
+        return begins
+    return (
+        f"{begins}, and this run ends after {total:,}: nothing will be learned. "
+        f"Give more --learning.total-steps, or a smaller --replay.minimum"
+    )
+
+
 class TaskLog:
     """Returns of the last `EPISODE_WINDOW` episodes of each task, and each task's share of the samples. `tasks`: their ids."""
 
