@@ -38,6 +38,7 @@ Settings = dict[str, Any]  # dotted settings that differ from the defaults
 TUNABLE = (
     "sampling.num_workers",
     "sampling.envs_per_worker",
+    "sampling.num_groups",
     "sampling.placement",
     "sampling.min_request_groups",
     "sampling.num_policy_workers",
@@ -152,6 +153,7 @@ def single_changes(config: Config, fixed: Collection[str], batch_sizes: Iterable
     kinds: list[list[Settings]] = [
         [{"sampling.num_workers": n, "sampling.envs_per_worker": total // n} for total in totals for n in workers],
         [{"sampling.placement": "inline" if s.placement == "served" else "served"}],
+        [{"sampling.num_groups": 1}],  # on busy cores double buffering gains nothing, and larger groups cost less per step
         [{"learning.num_threads": n} for n in sorted({max(1, cores // 2), cores, 1}) if config.device == "cpu"],
         [{"sampling.min_request_groups": n} for n in (config.total_groups, 1) if s.placement == "served"],
         [{"sampling.num_policy_workers": n} for n in (1, 2) if s.placement == "served" and n <= cores // 2],
