@@ -192,7 +192,7 @@ class TrajectoryWriter {
       // Acting never saw it, so for the first priority its value is taken to be that of the observation before.
       if ((flags & kLast) && !in_.final_obs.empty()) add({t, Kind::final_observation, 0}, {{0, 0, -1.0f, kFinal}, 0, value});
       previous.clear();
-      for (std::size_t f : stacked_) previous.push_back(in_.fields[f].at(slot, t, agent));
+      for (std::size_t f : stacked_) previous.push_back(newest_stack(f, slot, t, agent));
     }
     added_ = sources_.size() - in_.T;
     // Rows without an action must not be in the middle of a sequence. Before the first one of a history they are not.
@@ -248,12 +248,18 @@ class TrajectoryWriter {
     return total;
   }
 
+  // The stack that ends with the newest frame that is stored of row t.
+  const std::byte* newest_stack(std::size_t f, std::uint64_t slot, std::uint64_t t, std::uint64_t agent) const {
+    bool final = !in_.final_obs.empty() && is_last(slot, t, agent);
+    return (final ? in_.final_obs : in_.fields)[f].at(slot, t, agent);
+  }
+
   // Row T is row 0 of the environment's next slot. If an episode starts there, its stacks are compared with those before.
   void remember_stacks(std::uint64_t slot, std::uint64_t agent, std::vector<std::byte>& before) const {
     before.clear();
     if (!in_.first.get<bool>(slot, in_.T, agent)) return;
     for (std::size_t f : stacked_) {
-      const std::byte* stack = in_.fields[f].at(slot, in_.T - 1, agent);
+      const std::byte* stack = newest_stack(f, slot, in_.T - 1, agent);
       before.insert(before.end(), stack, stack + stack_bytes(f));
     }
   }

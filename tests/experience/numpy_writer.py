@@ -139,7 +139,7 @@ class History:
         zeros = np.zeros_like(starts)
         starts[0] |= not self.before and bool(self.stacks)
         for t in np.flatnonzero(starts).tolist():
-            before = {n: slot[n][t - 1] for n in self.stacks} if t else self.before
+            before = self.newest_stacks(slot, t - 1) if t else self.before
             frames = {n: slot[n][t].reshape(s, -1, *slot[n].shape[2:]) for n, s in self.stacks.items()}
             if before and all(np.array_equal(slot[n][t][: -len(f[0])], before[n][len(f[0]) :]) for n, f in frames.items()):
                 starts[t] = False
@@ -149,8 +149,13 @@ class History:
                 for age in reversed(range(max(self.stacks.values()) - 1)):
                     added.append((t, self.added_row(slot, t, age == 0, {n: f[min(age, len(f) - 1)] for n, f in frames.items()})))
                 starts[t] = False
-        self.before = {n: slot[n][-1].copy() for n in self.stacks}
+        self.before = {n: stack.copy() for n, stack in self.newest_stacks(slot, -1).items()}
         return starts, zeros, added
+
+    def newest_stacks(self, slot: Rows, t: int) -> Rows:
+        """What a new episode's first stack would go on from: behind an episode's end the stack of its true last observation."""
+        ended = slot["valid"][t] and (slot["terminated"][t] or slot["truncated"][t])
+        return {n: slot["final_" + n][t] if ended and "final_" + n in slot else slot[n][t] for n in self.stacks}
 
     def added_row(self, slot: Rows, t: int, start: bool, observation: Rows, value: float = 0.0) -> Rows:
         """A row of no action: `observation` by field name, everything else of row t."""

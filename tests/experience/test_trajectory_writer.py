@@ -259,6 +259,26 @@ def test_stacks_come_back_as_acting_saw_them_however_episodes_begin(style: str) 
         assert (batch.discount[i] == 0) == bool(rows[t + n - 2]["terminated"])
 
 
+@pytest.mark.parametrize("dull", [False, True], ids=["all-frames-differ", "dull"])
+@pytest.mark.parametrize("styles", [("repeat",), ("zeros",), ("continue",), STYLES])
+def test_stacks_of_environments_that_reset_in_the_same_step(styles: tuple[str, ...], dull: bool) -> None:
+    """Between two episodes lies the last observation, which acting did not see: no stack of the next one has its frame, but of
+    those that go on from it."""
+    arrays = trajectories(7, same_step=True, styles=styles, dull=dull)
+    arrays["version"] = np.arange(arrays["version"].size, dtype=np.int32).reshape(arrays["version"].shape)
+    replay = make(n_step=1)
+    write_all(TrajectoryWriter(replay, arrays, 0.9))
+    batch = replay.sample(900)
+    assert batch is not None
+    images, finals = arrays["obs/image"], arrays["final_obs/image"]
+    for i, version in enumerate(batch.first["version"].tolist()):
+        slot, t, column = np.unravel_index(version, arrays["version"].shape)
+        np.testing.assert_array_equal(batch.first["obs/image"][i], images[slot, t, column])
+        ended = arrays["terminated"][slot, t, column] or arrays["truncated"][slot, t, column]
+        after = finals[slot, t, column] if ended else images[slot, t + 1, column]
+        np.testing.assert_array_equal(batch.next["obs/image"][i], after)
+
+
 def test_same_step_environments_bootstrap_from_the_true_last_observation() -> None:
     """Episodes of four steps; observation t is t, the last one of an episode 100 + t."""
     rows = [{"obs/obs": np.float32([t]), "final_obs/obs": np.float32([100 + t]), "version": t, "action": [t], "env_index": 0,
