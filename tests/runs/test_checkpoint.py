@@ -118,6 +118,19 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path, name, make):
     assert same(straight[1].state_dict(), opt.state_dict())
 
 
+def test_an_optimizer_keeps_the_settings_with_which_it_was_made():
+    """A run may be resumed with another epsilon. Only the moments and the learning rate are those of the checkpoint."""
+    saved, here = (torch.nn.Linear(2, 1) for _ in range(2))
+    before = torch.optim.Adam(saved.parameters(), lr=0.5, betas=(0.9, 0.99), eps=1e-3)
+    saved(torch.ones(1, 2)).sum().backward()
+    before.step()
+    now = torch.optim.Adam(here.parameters(), lr=0.1, betas=(0.5, 0.6), eps=1e-8)
+    load_optimizer(now, before.state_dict())
+    (group,) = now.param_groups
+    assert (group["betas"], group["eps"], group["lr"]) == ((0.5, 0.6), 1e-8, 0.5)
+    assert torch.equal(now.state[here.weight]["exp_avg"], before.state[saved.weight]["exp_avg"])
+
+
 def test_keeps_newest_best_and_milestones(tmp_path):
     scores = [1.0, 9.0, 2.0, None, 9.0, 3.0, 4.0, 5.0]
     for step, score in enumerate(scores):

@@ -11,7 +11,7 @@ from headrace.config.file_reading import shortened
 from headrace.runs.checkpoint import CheckpointError
 from headrace.runs.state_tree import check_like
 
-_KERNELS = ("foreach", "fused", "capturable")  # settings of an optimizer that only choose its kernels
+_KERNELS = ("foreach", "fused", "capturable")  # settings of an optimizer that only choose its kernels; they may be None
 
 
 def load_weights(model: torch.nn.Module, state: Any, path: Path) -> None:
@@ -32,8 +32,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     """`optimizer.load_state_dict(state)`, with every moment in the memory format and on the device of its parameter.
 
     Checkpoints hold contiguous tensors. Without this, the moments of a channels-last parameter would give the same numbers by a
-    slower kernel. The choice of kernel (`foreach`, `fused`, `capturable`) is the optimizer's own, because the device may differ
-    from that of the run that saved; so is whether the learning rate is a tensor.
+    slower kernel. All settings but the learning rate (decay rates, epsilon, the choice of kernel) stay the optimizer's own: they
+    may have been changed since, and the device may be another one. So does whether the learning rate is a tensor.
 
     Raises `ValueError` for the state of another optimizer or of other parameters.
     """
@@ -42,7 +42,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
         for name, value in own.items():
             if name not in ("params", "lr", *_KERNELS) and name in saved:
                 check_like(saved[name], value, f"the optimizer's {name}")
-        here: dict[str, Any] = {name: own[name] for name in _KERNELS if name in own}
+        here: dict[str, Any] = {name: value for name, value in own.items() if name not in ("params", "lr")}
         if isinstance(own["lr"], torch.Tensor):
             here["lr"] = torch.as_tensor(saved["lr"]).to(own["lr"])
         elif isinstance(saved["lr"], torch.Tensor):
