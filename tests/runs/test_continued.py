@@ -61,6 +61,16 @@ def test_the_algorithm_counts_as_given_and_cannot_change(tmp_path):
         continued(make_config(ENV, "appo", **{"run.folder": str(tmp_path)}))
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "name", "value"),
+    [("ppo", "learning.preset", "paper"), ("r2d2", "q.rescale", False), ("dqn", "learning.rmsprop_centered", True)],
+)
+def test_what_would_change_nothing_or_what_the_checkpoint_means_is_refused(tmp_path, algorithm, name, value):
+    begun(tmp_path, **{"learning.algorithm": algorithm})
+    with pytest.raises(ConfigError, match=rf"cannot be resumed(.|\n)*{name}: \w+ -> {value}"):
+        continued(make_config(ENV, algorithm, **{"run.folder": str(tmp_path), name: value}))
+
+
 def test_a_run_without_a_checkpoint_may_become_another(tmp_path):
     """What a killed process had not finished is no checkpoint."""
     begun(tmp_path, checkpoint=False, **{"learning.entropy_coef": 0.02})

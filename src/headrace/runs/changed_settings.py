@@ -16,10 +16,11 @@ STRUCTURAL = {
     "envs.frameskip": "it sets what one step means, and the run counts steps",
     "envs.protocol": "it sets the task that the run's metrics are about",
     "q.atoms": "it sets the shape of the network's last layer",
-    "q.support": "it sets what the network's outputs mean",
+    **dict.fromkeys(("q.support", "q.rescale"), "it sets what the network's outputs mean"),
     "population.size": "each policy has its own folder and its own share of the environments",
     "learning.algorithm": "the checkpoint holds the state of this algorithm",
-    "learning.optimizer": "the checkpoint holds the state of this optimizer",
+    **dict.fromkeys(("learning.optimizer", "learning.rmsprop_centered"), "the checkpoint holds the state of this optimizer"),
+    "learning.preset": "it says with which settings a run begins, and changes none of them later",
 }
 """Settings, or whole groups, that cannot change when a run is resumed, and why."""
 _OVERRIDE = re.compile(r"population\.overrides\.\d+\.")
