@@ -13,7 +13,7 @@ import pytest
 from headrace.config import ConfigError
 from headrace.config.population import KINDS, PbtConfig
 from headrace.make_config import check_config, make_config
-from headrace.population.pbt import Mutable, decide, mutables, mutate, with_values
+from headrace.population.pbt import Mutable, decide, get, mutables, mutate, with_values
 
 RULES = {"paper": oracle.paper, "sample-factory": oracle.published_code}
 
@@ -141,6 +141,20 @@ def test_every_setting_that_can_be_mutated_exists_and_takes_values() -> None:
     assert kept == {**wanted, "learning.gamma": config.learning.gamma}
     made, _ = with_values(made, {"learning.gamma": 0.9})
     assert with_values(made, {"learning.gamma": 1.08})[1] == {"learning.gamma": 0.9}, "the value before, not the first"
+
+
+def test_the_limits_of_vtrace_stay_in_their_order() -> None:
+    """Each is in its range, but V-trace with rho below c raises an error, which would end the run."""
+    rho, c = "learning.vtrace_rho", "learning.vtrace_c"
+    config = population(**{rho: 1.0, c: 1.0})
+    for refused in ({rho: 0.8}, {c: 1.2}, {rho: 0.8, c: 0.9}, {c: 1.3, rho: 1.2}):
+        made, kept = with_values(config, {**refused, "learning.gamma": 0.9})
+        assert (made.learning.vtrace_rho, made.learning.vtrace_c) == (1.0, 1.0)
+        assert kept == dict.fromkeys(refused, 1.0) | {"learning.gamma": 0.9}
+    for possible in ({rho: 0.8, c: 0.7}, {c: 0.5}, {c: 1.2, rho: 1.3}):
+        made, kept = with_values(config, possible)
+        assert kept == possible
+        assert all(get(made, name) == value for name, value in possible.items())
 
 
 @pytest.mark.parametrize(

@@ -196,9 +196,10 @@ def get(config: Config, name: str) -> Value | None:
 
 
 def with_values(config: Config, values: Mapping[str, Value]) -> tuple[Config, dict[str, Value]]:
-    """The configuration with these hyperparameters, and the values that it has then: of a value out of its
-    setting's range the one before stays. Weights of rewards are no settings, so they are only passed on."""
-    kept: dict[str, Value] = {}
+    """The configuration with these hyperparameters, and the values that it has then: of a value out of its setting's range the
+    one before stays, and so do both limits of V-trace where rho would be below c. Weights of rewards are no settings, so they are
+    only passed on."""
+    before, kept = config, dict[str, Value]()
     for name, value in values.items():
         if name.startswith(REWARD):
             kept[name] = value
@@ -214,4 +215,8 @@ def with_values(config: Config, values: Mapping[str, Value]) -> tuple[Config, di
             kept[name] = value
         except ConfigError:
             kept[name] = get(config, name)  # type: ignore[assignment]
+    if config.learning.vtrace_rho < config.learning.vtrace_c:
+        limits = {name: get(before, name) for name in ("learning.vtrace_rho", "learning.vtrace_c")}
+        config = override(config, **limits)
+        kept |= {name: value for name, value in limits.items() if name in kept and value is not None}
     return config, kept
