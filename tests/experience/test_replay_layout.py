@@ -49,6 +49,16 @@ def test_a_capacity_that_cannot_work_is_refused_with_its_numbers(settings: dict[
         replay_layout(configs.override(Config(env="x"), **own), SPEC, 4, 1)
 
 
+@pytest.mark.parametrize(("policies", "histories"), [(1, 24), (2, 12), (3, 9)])
+def test_each_of_several_policies_has_histories_for_its_own_environments_alone(policies: int, histories: int) -> None:
+    """With one for every environment of the run most would stay empty, and the rest would not hold the capacity."""
+    sizes = {"sampling.num_workers": 4, "sampling.envs_per_worker": 6, "sampling.num_groups": 2, "sampling.rollout": 8}
+    own = {"population.size": policies, "replay.capacity": 1000, "replay.minimum": 500, **sizes}
+    laid_out, _ = replay_layout(configs.override(Config(env="x"), **own), SPEC, 0, 1)
+    assert laid_out.histories == histories
+    assert laid_out.rows * histories >= 1000
+
+
 def test_an_observation_of_more_arrays_than_a_replay_holds_is_refused() -> None:
     array = ArraySpec((2,), np.dtype(np.float32))
     config = configs.override(Config(env="x"), **{"replay.minimum": 20})

@@ -171,6 +171,21 @@ def test_every_algorithm_is_copied_and_mutated(algorithm: str, settings: dict[st
         assert (own[p] == own[q]) == (origin[p] == origin[q]), (p, q)
 
 
+@pytest.mark.parametrize("placement", ["serial", "served"])
+def test_the_replay_of_each_policy_holds_its_capacity(tmp_path: Path, placement: str) -> None:
+    """Not a third of it, because the policy acts in a third of the environments."""
+    settings = {
+        "run.folder": str(tmp_path), "run.dashboard": False, "run.video": False, "run.log_interval": 0.0, "run.goal": None,
+        "sampling.placement": placement, "population.size": 3, "sampling.num_workers": 3, "sampling.envs_per_worker": 4,
+        "learning.total_steps": 2000, "learning.device": "cpu", "learning.num_threads": 1, "policy.mlp": [8],
+        "replay.minimum": 100, "replay.capacity": 600, "replay.slack": 1.5, "replay.samples_per_insert": 8.0,
+    }  # fmt: skip
+    headrace.train(make_config("gym/CartPole-v1", "apex-dqn", **settings))
+    for p in range(3):
+        sizes = [line["replay/size"] for line in read_jsonl(tmp_path / f"policy-{p}" / "metrics.jsonl") if "replay/size" in line]
+        assert max(sizes) >= 550
+
+
 @pytest.mark.parametrize("placement", [pytest.param("serial", marks=pytest.mark.slow), "served"])
 def test_reward_weights_reach_the_environments_and_the_objective_is_not_the_return(tmp_path: Path, placement: str) -> None:
     small = {"sampling.num_workers": 2, "sampling.envs_per_worker": 4, "sampling.rollout": 8, "learning.batch_size": 64}

@@ -6,7 +6,7 @@ import math
 import queue
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -55,6 +55,7 @@ class ReplayExperience(Experience):
 
     Args:
         reported_envs: the environments whose episodes are reported; None: all.
+        envs: the numbers of the policy's environments; None: all from 0 on.
     """
 
     def __init__(
@@ -65,12 +66,13 @@ class ReplayExperience(Experience):
         replay: LearnerReplay,
         collect: Callable[[int], None] | None = None,
         reported_envs: range | None = None,
+        envs: Sequence[int] | None = None,
     ):
         self._settings, self._size, self._device = config.replay, config.learning.batch_size, config.device
         self._store, self._control, self._replay, self._collect = store, control, replay, collect
         self._sequences = sequences_of(config)
         self._here = replay if isinstance(replay, Replay) else None  # the replay, if it is in this machine's memory
-        self._writer = None if self._here is None else SlotWriter(self._here, store, config)
+        self._writer = None if self._here is None else SlotWriter(self._here, store, config, envs)
         self._reported = reported_envs or range(config.num_envs)
         self._arrived, self._lock = list[Arrivals](), threading.Lock()
         self._updates = 0

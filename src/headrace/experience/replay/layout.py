@@ -61,8 +61,9 @@ def make_replay(config: Config, spec: EnvSpec, core_width: int = 0) -> Replay:
 
 
 def replay_layout(config: Config, spec: EnvSpec, core_width: int, parts: int) -> tuple[ReplayConfig, dict[str, ReplayField]]:
-    """How a run's replay, or one of so many equal `parts` of it, is laid out: one history per environment and copy, images one
-    frame per row. With a core, the state before a trajectory is laid out over its rows, so that it takes no memory in the others.
+    """How a run's replay, or one of so many equal `parts` of it, is laid out: one history per environment and copy, of several
+    policies for the environments of the one that has most; images one frame per row. With a core, the state before a trajectory
+    is laid out over its rows, so that it takes no memory in the others.
 
     Raises `ConfigError` where images are no stack of `EnvSpec.frame_stack` frames, and for capacities that cannot work.
     """
@@ -82,8 +83,8 @@ def replay_layout(config: Config, spec: EnvSpec, core_width: int, parts: int) ->
         fields["first"] = ReplayField((), np.dtype(bool))
         fields["core"] = ReplayField((-(-core_width // period),), np.dtype(np.float32))
     laid_out = ReplayConfig(
-        histories=config.num_envs // parts * r.copies, capacity=capacity // period, period=period, slack=r.slack,
-        window=window, n_step=r.n_step, alpha=r.alpha, beta=r.beta,
+        histories=config.most_lanes * config.lane_size // parts * r.copies, capacity=capacity // period, period=period,
+        slack=r.slack, window=window, n_step=r.n_step, alpha=r.alpha, beta=r.beta,
         minimum=r.minimum // period, evict_alpha=r.evict_alpha, samples_per_insert=r.samples_per_insert,
         ratio_band=2 * max(config.learning.batch_size, per_slot),
         codec=r.codec, packed_share=r.packed_share, seed=config.seed,

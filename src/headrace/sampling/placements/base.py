@@ -146,7 +146,15 @@ class Placement(ABC):
             return OnPolicyExperience(memory.trajectories, slots, config.device, collect, on_device, reported_envs)
         from headrace.experience.replay.experience import ReplayExperience
 
-        return ReplayExperience(config, memory.trajectories, self.memory.control, memory.replay, collect, reported_envs)
+        envs = self._envs_of(p) if len(self.configs) > 1 else None
+        return ReplayExperience(config, memory.trajectories, self.memory.control, memory.replay, collect, reported_envs, envs)
+
+    def _envs_of(self, p: int) -> list[int]:
+        """The numbers of the environments in which policy p acts, in environments of one agent."""
+        from headrace.sampling.actor import environment_numbers
+
+        requests = self.memory.requests
+        return environment_numbers(requests.policy, requests.C)[requests.policy == p].ravel().tolist()
 
     def collector(self, p: int) -> Callable[[int], None] | None:
         """A function that steps the environments until n trajectories of policy p are finished; None: workers step them."""
