@@ -372,6 +372,20 @@ def test_serial_makes_one_update_per_trajectory(rig: Callable[..., Rig]) -> None
     assert not r.experience._threads
     r.control.stop()
     assert r.experience.next() is None
+    assert r.collected == 6
+
+
+def test_what_entered_the_replay_counts_at_the_end_of_the_run(rig: Callable[..., Rig]) -> None:
+    r = rig()
+    r.experience.next(timeout=0)  # from now on the threads work
+    r.finish()
+    r.written(8)
+    r.control.stop()
+    until(lambda: bool(r.experience._arrived))
+    got = r.experience.next()
+    assert isinstance(got, Filling)
+    assert got.arrivals.steps == STEPS
+    assert r.experience.next() is None
 
 
 def test_serial_makes_as_many_updates_as_the_ratio_allows(rig: Callable[..., Rig]) -> None:

@@ -24,8 +24,10 @@ get_state: Any = Serial.get_state
 WALK = str(Path(__file__).with_name("walk.py"))
 
 
-def run(folder: Path, total_steps: int, seed: int = 0, env: str = "walk", **settings: object) -> dict[str, Any]:
-    """Train serially; returns the whole state of the last checkpoint."""
+def run(
+    folder: Path, total_steps: int, seed: int = 0, env: str = "walk", stop: Any = None, **settings: object
+) -> dict[str, Any]:  # fmt: skip
+    """Train serially, until `stop` is True of the metrics; returns the whole state of the last checkpoint."""
     config = configs.override(
         Config(env=env, imports=(WALK,), seed=seed),
         **{
@@ -52,7 +54,7 @@ def run(folder: Path, total_steps: int, seed: int = 0, env: str = "walk", **sett
             **settings,
         },
     )
-    train(config)
+    train(config, on_update=stop)
     found = checkpoint.load_newest(config.policy_folder(0) / "checkpoints")
     assert found is not None
     return found.unpack()
@@ -165,6 +167,23 @@ def test_a_resumed_run_on_replay_is_the_run_that_never_stopped(tmp_path: Path, c
     straight = assert_resumed_is_straight(tmp_path, (150, 1300), 2000, **settings)
     assert straight["progress"]["updates"] > 10
     assert len(list((tmp_path / "stopped" / "checkpoints").glob("*/replay/history-0.safetensors"))) == 1  # the newest's only
+
+
+def test_a_run_on_replay_that_is_stopped_between_two_trajectories_counts_all_of_their_steps(tmp_path: Path) -> None:
+    """Ctrl-C, or a callback, comes at any moment, and not only where enough was learned."""
+    settings = {
+        "learning.algorithm": "dqn", "learning.experience": "replay", "learning.batch_size": 16, "learning.num_minibatches": 1,
+        "learning.num_epochs": 1, "learning.lr_schedule": "constant", "policy.core": "none", "policy.normalize_returns": False,
+        "policy.normalize_observations": False, "replay.minimum": 100, "replay.capacity": 600, "replay.checkpoint_contents": True,
+        "run.log_interval": 0.0,
+    }  # fmt: skip
+    straight = run(tmp_path / "straight", 800, **settings)
+    for at in (150, 300, 450):
+        run(tmp_path / "stopped", 800, stop=lambda metrics, at=at: metrics["global_step"] >= at, **settings)
+    resumed = run(tmp_path / "stopped", 800, **settings)
+    for state in (straight, resumed):
+        del state["sampler"]  # the rows of a slot that are not written yet are those of an earlier trajectory
+    assert_same(straight, resumed)
 
 
 @pytest.mark.parametrize("returns", ["vtrace", "gae"])

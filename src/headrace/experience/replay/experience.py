@@ -98,13 +98,11 @@ class ReplayExperience(Experience):
         self._current = self._take_sampled(timeout) if self._collect is None else self._sample_in_turn(self._collect)
         if self._failure is not None:
             raise self._failure
-        if self._current is None and self._control.stopped:
-            return None
         with self._lock:
             arrived, self._arrived = self._arrived, []
         arrivals = Arrivals.sum(arrived)
-        if self._current is None:
-            return Filling(arrivals)
+        if self._current is None:  # what is in the replay counts, also at the end of the run
+            return None if self._control.stopped and not arrived else Filling(arrivals)
         if self._stream is not None:
             for x in self._current.fields.values():  # their memory must not be used again before this stream is done with it
                 x.record_stream(torch.cuda.current_stream(self._device))
@@ -252,12 +250,14 @@ class ReplayExperience(Experience):
             )
 
     def _sample_in_turn(self, collect: Callable[[int], None]) -> _Sampled | None:
+        if self._control.stopped:
+            return None
         # One update per trajectory, unless a samples-per-insert limit says how many.
         if self._replay.config.samples_per_insert is None or not self._replay.may_sample(self._size):
             collect(1)
             while self._write_slot(timeout=0):
                 pass
-        if self._control.stopped or not self._replay.may_sample(self._size):
+        if not self._replay.may_sample(self._size):
             self._say_unreachable()
             return None
         memory = self._free.get()
