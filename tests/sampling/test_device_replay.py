@@ -119,6 +119,28 @@ def test_a_replay_with_other_returns_goes_on(before: int, after: int, tmp_path: 
     sampler.close()
 
 
+@pytest.mark.parametrize(("before", "after"), [(0.5, 1.0), (0.5, 0.0), (0.0, 0.5), (0.6, 0.6)])
+def test_a_replay_with_another_exponent_goes_on_with_the_same_priorities(before: float, after: float, tmp_path: Path) -> None:
+    small = {"sampling.envs_per_worker": 4, "replay.minimum": 40, "replay.capacity": 400, "learning.batch_size": 32,
+             "replay.checkpoint_contents": True}  # fmt: skip
+    sampler, experience = made("torch/CartPole-v1", "dqn", **small, **{"replay.alpha": before})
+    while not isinstance(got := experience.next(), Batch):
+        pass
+    experience.update_priorities(got.keys, torch.linspace(2.0, 9.0, 32))
+    experience.save(tmp_path)
+    state, ring = experience.get_state(), experience._ring
+    sampler.close()
+    sampler, again = made("torch/CartPole-v1", "dqn", **small, **{"replay.alpha": after})
+    assert "goes on" in again.restore(tmp_path, state)[0]
+    sampler.close()
+    assert ring is not None
+    assert again._ring is not None
+    saved, restored = ring.table.numbers, again._ring.table.numbers
+    wanted = saved ** (after / before) if before else saved
+    torch.testing.assert_close(restored, torch.where(saved > 0, wanted, 0.0))
+    torch.testing.assert_close(again._ring.top, torch.tensor(9.0**after if before else 1.0))
+
+
 def test_atari_transitions_are_the_frames_that_were_seen() -> None:
     pytest.importorskip("ale_py")
     small = {"sampling.envs_per_worker": 3, "replay.minimum": 50, "learning.batch_size": 32, "replay.n_step": 3,

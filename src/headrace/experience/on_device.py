@@ -144,7 +144,7 @@ class DeviceReplayExperience(Experience):
         if not self._settings.checkpoint_contents or self._ring is None:
             return None
         numbers = {"head": self._ring.head, "credit": self._credit, "inserts": self._inserts, "samples": self._samples}
-        return numbers | {"generator": self._generator.get_state()}
+        return numbers | {"alpha": self._settings.alpha, "generator": self._generator.get_state()}
 
     def restore(self, folder: Path, state: Any) -> list[str]:
         """Go on from what `save` and `get_state` gave, before the first batch; returns what the user should know."""
@@ -152,7 +152,8 @@ class DeviceReplayExperience(Experience):
         if state is None or not folder.exists():
             return []
         try:
-            self._refill(load(read_synced(folder / _RING, read_json(folder / _STATE).get("sha256"))), state["head"])
+            tensors = load(read_synced(folder / _RING, read_json(folder / _STATE).get("sha256")))
+            self._refill(tensors, state["head"], state.get("alpha", self._settings.alpha))  # older checkpoints do not have it
         except (ValueError, OSError) as error:
             self._ring = None
             return [f"{error}: the replay is filled again"]
@@ -161,8 +162,8 @@ class DeviceReplayExperience(Experience):
         self._before = (perf_counter(), self._inserts, self._samples)
         return [f"The replay goes on with {self.size:,} transitions"]
 
-    def _refill(self, tensors: dict[str, Tensor], head: int) -> None:
-        """Fill a new ring. Raises `ValueError` where what was saved does not fit."""
+    def _refill(self, tensors: dict[str, Tensor], head: int, alpha: float) -> None:
+        """Fill a new ring with what was saved, priorities^`alpha` among it. Raises `ValueError` where it does not fit."""
         envs, T = self._config.num_envs, self._config.sampling.rollout
         names = {name: tuple(field.shape) for name, field in self._observations.items()}
         found = {name: tuple(tensors[name].shape[2:]) for name in names if name in tensors}
@@ -173,6 +174,9 @@ class DeviceReplayExperience(Experience):
             raise ValueError("the saved replay has another capacity")
         for name, column in ring.columns.items():
             column[:used] = tensors[name]
+        if alpha not in (0, ring.alpha):  # of those to the power of 0 nothing is known: they stay equal
+            table, top = tensors["table"], tensors["top"]
+            tensors |= {"table": torch.where(table > 0, table ** (ring.alpha / alpha), 0.0), "top": top ** (ring.alpha / alpha)}
         ring.table.fill(0, tensors["table"].to(ring.device))
         ring.top, ring.head = tensors["top"].to(ring.device), head
         ring.hold_back()
