@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,3 +18,15 @@ from headrace.processes.child import how_it_ended
 ])  # fmt: skip
 def test_every_end_has_words(code: int, words: str) -> None:
     assert how_it_ended(code) == words
+
+
+@pytest.mark.process
+def test_every_child_draws_other_numbers_from_numpys_global_generator(tmp_path: Path) -> None:
+    """Children are forked from one process, whose generator they would all have."""
+    (tmp_path / "draws.py").write_text("import numpy as np\ndef draw(report):\n    report.send(np.random.random())\n")
+    script = "import draws\nfrom headrace.processes.child import Child\n"
+    script += "children = [Child(draws.draw, (), f'child {i}') for i in range(3)]\n"
+    script += "print(len({child.receive(60)[0] for child in children}))\nfor child in children:\n    child.end(5)\n"
+    (tmp_path / "script.py").write_text(script)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "3\n", done.stderr

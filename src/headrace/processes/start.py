@@ -23,6 +23,7 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import psutil
 
 from headrace.config.errors import ConfigError
@@ -232,6 +233,8 @@ def _with_environment(environment: dict[str, str], origin: str, main: Callable[.
     os.environ.clear()
     os.environ.update(environment)  # the fork server's is that of its start
     orphaned_programs.mark_programs(origin)
+    # Environments may draw from NumPy's global generator. That of the fork server would be the same in all of its children.
+    np.random.seed()  # noqa: NPY002
     for number in SIGNALS:  # the signals that ask for the end of a run are the parent's to answer
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
