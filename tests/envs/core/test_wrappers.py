@@ -13,6 +13,7 @@ from worlds import CountingEnv
 
 import headrace._native.pixels as native
 from headrace.config import EnvConfig
+from headrace.envs.core.errors import BadObservation
 from headrace.envs.core.spaces import leaves, observation_spec
 from headrace.envs.core.wrappers import preprocess, resize
 from headrace.envs.make import describe, make_env
@@ -253,6 +254,36 @@ def test_vectors_may_be_lists() -> None:
     env = preprocess(Counted(spaces.Box(-1, 9, (2,), np.float32), listed=True), EnvConfig(frame_stack=2))
     env.reset()
     assert env.step(0)[0].tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (np.ones(3, np.float32), r"observation 'seen' has shape \(3,\); its space declares \(4,\)"),
+        (np.ones(1, np.float32), r"observation 'seen' has shape \(1,\)"),
+        (np.ones(8, np.float32), r"observation 'seen' has shape \(8,\)"),
+        (np.ones(4, np.complex64), "observation 'seen' has dtype complex64; its space declares float32"),
+    ],
+)
+def test_what_is_stacked_must_be_as_its_space_says(given: np.ndarray, message: str) -> None:
+    class Other(Counted):
+        def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            return {"seen": given}, 0.0, False, False, {}
+
+    env = preprocess(Other(spaces.Dict({"seen": spaces.Box(-1, 9, (4,), np.float32)})), EnvConfig(frame_stack=2))
+    env.reset()
+    with pytest.raises(BadObservation, match=message):
+        env.step(0)
+
+
+def test_a_picture_of_floats_is_not_stacked_as_bytes() -> None:
+    class Other(Counted):
+        def of(self, space: Any) -> Any:
+            return np.full(space.shape, 0.5)
+
+    env = preprocess(Other(spaces.Box(0, 255, (32, 40, 3), np.uint8)), EnvConfig(frame_stack=2))
+    with pytest.raises(BadObservation, match="dtype float64; its space declares uint8"):
+        env.reset()
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])

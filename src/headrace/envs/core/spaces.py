@@ -77,17 +77,22 @@ class Leaf:
 
     def put_value(self, destination: np.ndarray, value: Any) -> None:
         """Write a value of this leaf's own space, or a batch of values if `destination` has a leading dimension."""
+        self.write(destination, self.checked(value, destination.shape[: destination.ndim - len(self.spec.shape)]))
+
+    def checked(self, value: Any, leading: tuple[int, ...] = ()) -> np.ndarray:
+        """A value of this leaf's own space as an array, or a batch of them with these leading dimensions. Raises
+        `BadObservation` for another shape or type."""
         if not isinstance(value, np.ndarray):
             try:
                 value = np.asarray(value)
             except ValueError as error:
                 raise BadObservation(f"observation {self.name!r} is no array: {error}") from error
-        shape = destination.shape[: destination.ndim - len(self.spec.shape)] + self._shape
+        shape = leading + self._shape
         if value.shape != shape:
             raise BadObservation(f"observation {self.name!r} has shape {value.shape}; its space declares {shape}")
         if value.dtype != self._dtype and not np.can_cast(value.dtype, self._dtype, "same_kind"):
             raise BadObservation(f"observation {self.name!r} has dtype {value.dtype}; its space declares {self._dtype}")
-        self.write(destination, value)
+        return value
 
 
 def leaves(space: spaces.Space[Any]) -> list[Leaf]:

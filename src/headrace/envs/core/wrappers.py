@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import lru_cache
 from threading import get_ident
 from typing import Any
@@ -227,6 +228,7 @@ class FrameStack(gymnasium.Wrapper):
         if not parts:
             raise ValueError(f"{env}: frame_stack needs images or vectors; the observation is {env.observation_space}")
         self._depth = depth
+        self._leaves = {key: replace(leaves(part)[0], name=key) for key, part in parts.items()}
         self._axes = {key: _stacking_axis(part.shape) for key, part in parts.items()}
         stacked = {key: self._space(part, self._axes[key]) for key, part in parts.items()}
         self._stacks = {key: np.zeros(part.shape, part.dtype) for key, part in stacked.items()}
@@ -249,7 +251,7 @@ class FrameStack(gymnasium.Wrapper):
     def _push(self, observation: Any, times: int) -> Any:
         stacked = {}
         for key, stack in self._stacks.items():
-            part = np.asarray(observation[key] if isinstance(observation, dict) else observation)
+            part = self._leaves[key].checked(observation[key] if isinstance(observation, dict) else observation)
             part = part[..., None] if part.ndim == 2 else part
             axis = self._axes[key]
             frames, newest = np.moveaxis(stack, axis, 0), np.moveaxis(part, axis, 0)  # views
