@@ -254,6 +254,29 @@ def test_masks_that_allow_nothing_are_an_error_where_an_action_is_taken_and_are_
         step_group(group, actions, now, after)
 
 
+@pytest.mark.parametrize(
+    ("space", "given", "seen"),
+    [
+        (gymnasium.spaces.Box(0, 10, (2,), np.int64), torch.tensor([3, 7]), [3, 7]),
+        (gymnasium.spaces.Box(-(2**31), 2**31 - 1, (2,), np.int32), torch.tensor([3, -7], dtype=torch.int32), [3, -7]),
+        (gymnasium.spaces.MultiBinary(2), torch.tensor([1, 0], dtype=torch.int8), [1, 0]),
+        (gymnasium.spaces.MultiBinary(2), torch.tensor([True, False]), [1, 0]),
+        (gymnasium.spaces.Box(0, 1, (1, 20, 20), np.uint8), torch.ones(1, 20, 20, dtype=torch.uint8), 255),
+        (gymnasium.spaces.Box(0, 1, (1, 20, 20), np.float32), torch.full((1, 20, 20), 0.6), 153),
+        (gymnasium.spaces.Box(0, 255, (1, 20, 20), np.uint8), torch.full((1, 20, 20), 200, dtype=torch.uint8), 200),
+    ],
+)
+def test_observations_are_as_those_of_other_environments(space: gymnasium.Space, given: torch.Tensor, seen: Any) -> None:
+    """Integers and bits are the numbers that they are; images end at 255."""
+    envs = Counter(N)
+    envs.single_observation_space = space
+    envs.observe = lambda: given.repeat(N, *[1] * given.dim())  # type: ignore[method-assign, assignment, return-value]
+    group = TensorGroup(envs, EnvConfig(), "my/t", device="cpu", tensors=False)
+    _, after = rows_for(group.spec, N)
+    reset_group(group, 0, after)
+    assert (after.obs["obs"] == seen).all(), after.obs["obs"]
+
+
 def test_spaces_without_plain_tensors_are_refused() -> None:
     envs = Counter(N)
     envs.single_observation_space = gymnasium.spaces.Box(0, 255, (84, 84, 3), np.uint8)

@@ -97,6 +97,8 @@ class TensorGroup(EnvGroup):
         self.envs, self.device, self.tensors = envs, device, tensors
         self.num_envs = self.lane_size = N = envs.num_envs
         self._leaves = [_checked(leaf, env_id) for leaf in leaves(observed)]
+        self._highest = {x.name: float(cast(spaces.Box, x.source).high.max()) for x in self._leaves if x.spec.is_image}
+        """Of each image: the number that becomes 255."""
         self._floats = [name for name, array in self.spec.observation.items() if array.dtype.kind == "f"]
         self._choices = [part.n for part in self.spec.action.parts if isinstance(part, Categorical)]
         """Choices of each discrete part of an action, which a mask has one after another."""
@@ -188,8 +190,8 @@ class TensorGroup(EnvGroup):
                     f"observation {leaf.name!r} has shape {list(value.shape)}; {[self.num_envs, *shape]} is declared"
                 )
             value = value.view_as(row)
-            if row.dtype.is_floating_point != value.dtype.is_floating_point:  # an image of floats, from 0 to their bound
-                value = (value * (255 / float(cast(spaces.Box, leaf.source).high.max()))).round_()
+            if (high := self._highest.get(leaf.name)) and (value.is_floating_point() or high < 255):
+                value = (value * (255 / high)).round_()
             row.copy_(value)
 
     def _masks(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
