@@ -235,23 +235,28 @@ def test_rewards_are_squashed_and_negative_ones_count_less(clip: float | None) -
     assert (got[0], got[-1]) == (-1.5, clip or 5.0)
 
 
-def test_lost_lives_end_episodes_but_not_games() -> None:
-    class Lives(CountingEnv):
-        """A life is lost at the end of every episode; the game is over with the third."""
+class Lives(CountingEnv):
+    """A life is lost at the end of every episode; the game is over with the third."""
 
-        def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-            observation, reward, terminated, truncated, _ = super().step(action)
-            over = terminated or truncated
-            return observation, reward, over, False, {LIFE_LOST: over and self.episode % 3 != 2}
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, _ = super().step(action)
+        over = terminated or truncated
+        return observation, reward, over, False, {LIFE_LOST: over and self.episode % 3 != 2}
 
-    group = local_group([Lives()])
+
+@pytest.mark.parametrize("listed_infos", [False, True])
+@pytest.mark.parametrize("mode", [None, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_lost_lives_end_episodes_but_not_games(mode: AutoresetMode | None, listed_infos: bool) -> None:
+    kind = listed if listed_infos else SyncVectorEnv
+    group = local_group([Lives()]) if mode is None else VectorGroup(kind([Lives], autoreset_mode=mode), EnvConfig(), "lives")
     now, after = rows_for(group.spec, 1)
     reset_group(group, 0, after)
     games, ends, total, steps = [], 0, 0.0, 0
+    resets_alone = group.spec.autoreset == "next-step"
     for _ in range(60):
         step_group(group, np.zeros((1, 1), np.int32), now, after)
         total += float(now.reward[0])
-        steps += int(not after.first[0])
+        steps += int(not (resets_alone and after.first[0]))
         ends += int(now.terminated[0])
         if not np.isnan(now.episode_return[0]):
             games.append((now.episode_return[0], now.episode_length[0]))

@@ -72,9 +72,11 @@ class VectorGroup(OneAgentGroup):
                 observations = self._write_final(now, observations, infos)
             self._put(after.obs, observations)
             ended = now.terminated | now.truncated
-            over = ended & ~infos[LIFE_LOST] if LIFE_LOST in infos else ended
+            lasts = infos.get("final_info", infos)  # where the infos of episodes' last steps are
+            lost = next((found[LIFE_LOST] for found in (lasts, infos) if LIFE_LOST in found), None)
+            over = ended if lost is None else ended & ~lost
             if now.episode_info is not None and over.any():
-                last = numbers_of(infos.get("final_info", infos), self.spec.info_metrics, over.shape)
+                last = numbers_of(lasts, self.spec.info_metrics, over.shape)
                 now.episode_info[over] = np.stack(last, -1)[over]
         except faults() as error:
             raise self._group_fault("step", error) from error
@@ -94,9 +96,9 @@ class VectorGroup(OneAgentGroup):
         if not isinstance(infos, list):
             raise TypeError(f"the infos are a {type(infos).__name__}, but must be a dictionary or a list of dictionaries")
         by_key: dict[str, Any] = {}
-        if any(LIFE_LOST in info for info in infos):
-            by_key[LIFE_LOST] = np.array([bool(info.get(LIFE_LOST)) for info in infos])
         last = [info.get("final_info", info) for info in infos]
+        if any(LIFE_LOST in info for info in last):
+            by_key[LIFE_LOST] = np.array([bool(info.get(LIFE_LOST)) for info in last])
         for name in self.spec.info_metrics:
             if any(name in info for info in last):
                 by_key[name] = np.array([info.get(name, np.nan) for info in last])
