@@ -26,7 +26,7 @@ def construct(make: Any, options: EnvConfig, render_mode: str | None = None) -> 
     takes_options = first is not None and (first.name == "options" or (required and not plain))
     takes_mode = "render_mode" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     mode = {"render_mode": render_mode} if takes_mode and (takes_options or render_mode is not None) else {}
-    return make(options, **mode) if takes_options else make(**options.kwargs, **mode)
+    return make(options, **mode) if takes_options else make(**{**options.kwargs, **mode})
 
 
 def complete(env: Any) -> Env:
