@@ -19,6 +19,7 @@ from headrace.envs.core.construct import complete, construct
 from headrace.envs.core.errors import EnvironmentFault, cause
 from headrace.envs.core.imports import import_files
 from headrace.envs.core.registry import register
+from headrace.envs.families.python import id_of
 from headrace.envs.make import describe, make_env
 
 GRID = """
@@ -108,6 +109,18 @@ def test_the_arguments_of_a_class_and_of_a_spec(tmp_path: Path) -> None:
     assert done.stdout.split() == ["python/grid:Grid", "7", "4"], done.stderr
     done = ran(tmp_path, "import grid\n" + DESCRIBE.format(env='grid.Grid, **{"envs.kwargs": {"size": 5}}'))
     assert done.stdout.split() == ["python/grid:Grid", "5"], done.stderr
+
+
+def test_a_spec_of_gymnasiums_own_must_be_the_registered_one() -> None:
+    made = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    assert id_of(made.spec) == id_of(gymnasium.spec("CartPole-v1")) == "gym/CartPole-v1"
+    assert id_of(gymnasium.make("FrozenLake-v1").spec) == "gym/FrozenLake-v1"
+    with pytest.raises(ConfigError, match=r"give make_config 'gym/FrozenLake-v1', \*\*{'envs.kwargs': {'is_slippery': False}}"):
+        id_of(gymnasium.make("FrozenLake-v1", is_slippery=False).spec)
+    with pytest.raises(ConfigError, match=r"'gym/CartPole-v1', \*\*{'envs.max_episode_steps': 50}"):
+        id_of(gymnasium.make("CartPole-v1", max_episode_steps=50).spec)
+    with pytest.raises(ConfigError, match="may have no additional_wrappers"):
+        id_of(gymnasium.wrappers.FlattenObservation(made).spec)
 
 
 @pytest.mark.parametrize(
@@ -296,6 +309,8 @@ def test_how_functions_and_classes_are_called() -> None:
     assert construct(lambda o: o, options, "human") is options
     assert construct(lambda size=1: size, options, "human") == 3
     assert construct(lambda size: size, options, "human") == 3
+    shown = EnvConfig(kwargs={"render_mode": "rgb_array"})  # as with gymnasium.make, what is asked for goes before it
+    assert [construct(Sized, shown, mode).got for mode in (None, "human")] == [(1, "rgb_array"), (1, "human")]
 
 
 def test_the_cause_of_a_group_of_exceptions() -> None:

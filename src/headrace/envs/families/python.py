@@ -12,6 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from headrace.config import ConfigError, EnvConfig
@@ -32,10 +33,10 @@ def id_of(env: Any) -> str:
         return env
     defaults: dict[str, Any] = {}
     if isinstance(env, EnvSpec):
-        if not gym.is_the_users(env):
-            return f"gym/{env.id}"
         if env.entry_point is None or env.additional_wrappers:
             raise ConfigError(f"{env.id}: an EnvSpec needs an entry_point, and may have no additional_wrappers")
+        if not gym.is_the_users(env):
+            return _unchanged(env)
         limit = {} if env.max_episode_steps is None else {"envs.max_episode_steps": env.max_episode_steps}
         defaults = limit | ({"envs.kwargs": dict(env.kwargs)} if env.kwargs else {})
         env = load_env_creator(env.entry_point) if isinstance(env.entry_point, str) else env.entry_point
@@ -46,6 +47,22 @@ def id_of(env: Any) -> str:
     name = f"{_module_name(env.__module__)}:{env.__qualname__}"
     _given[name] = env, defaults
     return f"python/{name}"
+
+
+def _unchanged(spec: EnvSpec) -> str:
+    """The id of an environment of Gymnasium's own, which is made by its id. Raises `ConfigError` where this `EnvSpec` has other
+    arguments than the registered one, such as that of ``gymnasium.make("LunarLander-v3", continuous=True)``."""
+    known = gymnasium.spec(spec.id)
+    same = {name for name, value in spec.kwargs.items() if name in known.kwargs and known.kwargs[name] == value}
+    own = {name: value for name, value in spec.kwargs.items() if name not in {"render_mode", *same}}
+    settings: dict[str, Any] = {"envs.kwargs": own} if own else {}
+    if spec.max_episode_steps != known.max_episode_steps:
+        settings["envs.max_episode_steps"] = spec.max_episode_steps
+    if settings:
+        raise ConfigError(
+            f"{spec.id}: this EnvSpec differs from the registered one; give make_config 'gym/{spec.id}', **{settings}"
+        )
+    return f"gym/{spec.id}"
 
 
 def _module_name(module: str) -> str:
