@@ -213,6 +213,20 @@ def test_a_policy_for_programs_carries_its_core_state(run):
     assert not policy._core.any()
 
 
+def test_a_policy_acts_for_the_environments_of_a_users_vector_environment(tmp_path):
+    @headrace.envs.register_vector("test/many")
+    def many(options, num_envs):
+        return gymnasium.vector.SyncVectorEnv([Noise] * num_envs)
+
+    tiny = {"sampling.placement": "serial", "learning.total_steps": 64, "run.folder": str(tmp_path / "r"), "run.video": False}
+    result = headrace.train(make_config("test/many", **tiny, **{"run.dashboard": False}))
+    policy, envs = load_policy(result.folder), headrace.make_vec("test/many", 3)
+    observations, _ = envs.reset(seed=0)
+    actions, _ = policy.predict(observations)
+    assert envs.step(actions)[0].shape == (3, 2)
+    assert policy.act(observations[1]) == actions[1]
+
+
 def test_newest_and_best(run):
     assert load_policy(run).step >= 600
     assert load_policy(run, which="best").config.env == "test/countdown"

@@ -10,12 +10,13 @@ import json
 import multiprocessing
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import chain
 from types import ModuleType
 from typing import Any, cast
 
+from gymnasium import Space
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from headrace.config import Config, ConfigError, EnvConfig
@@ -124,6 +125,18 @@ def make_vec(
                 return envs
             envs.close()
         return SyncVectorEnv([partial(make_env, env_id, options)] * num_envs, autoreset_mode=mode or AutoresetMode.NEXT_STEP)
+
+
+def spaces_of(env_id: str, options: EnvConfig) -> tuple[Space[Any], Space[Any]]:
+    """The observation space and the action space of one environment, also where there are only vector environments. Raises what
+    `make_env` raises."""
+    check_one(env_id)
+    family, _ = family_of(env_id)
+    if family.make is None and family.make_vector is not None:
+        with closing(make_vec(env_id, 1, options)) as envs:
+            return envs.single_observation_space, envs.single_action_space
+    with closing(make_env(env_id, options)) as env:
+        return env.observation_space, env.action_space
 
 
 # -- environments stepped together --------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from headrace.envs.core.last_step import PREVIOUS_ACTION, PREVIOUS_REWARD
 from headrace.envs.core.settings import options_of
 from headrace.envs.core.spaces import leaves
 from headrace.envs.groups.rewards import RewardTransform, reward_transform
-from headrace.envs.make import make_env
+from headrace.envs.make import make_env, spaces_of
 from headrace.evaluation.interface import interface
 from headrace.evaluation.module import PolicyModule
 from headrace.learning.algorithm import Algorithm, Mode
@@ -173,11 +173,8 @@ class TrainedPolicy:
 
     @cached_property
     def _spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-        env = self.make_env()
-        try:
-            return env.observation_space, env.action_space
-        finally:
-            env.close()
+        tasks = self.config.tasks
+        return spaces_of(tasks[0], options_of(tasks[0], tasks, self.config.envs))
 
     @cached_property
     def _leaves(self) -> list[Any]:
