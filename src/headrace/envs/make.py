@@ -34,7 +34,7 @@ from headrace.envs.core.wrappers import render_without_screen
 from headrace.envs.groups.local import LocalGroup
 from headrace.envs.groups.multi_agent import multi_agent_group
 from headrace.envs.groups.rewards import reward_transform
-from headrace.envs.groups.tasks import TaskGroup, spec_of_tasks
+from headrace.envs.groups.tasks import TaskGroup, difference, spec_of_tasks
 from headrace.envs.groups.vector import VectorGroup
 
 # -- one environment ----------------------------------------------------------------------------------------------------
@@ -164,14 +164,24 @@ def make_group(
     `device`: where tensor environments, and on a GPU also native Atari consoles, are made. The group then takes rows of tensors
     on that device, and its attribute `tensors` is True. None: they are made on the CPU, and the group takes NumPy arrays. Other
     environments ignore it.
-    `spec`: the run's specification; a server whose environments differ from it is refused. None: any server is accepted.
+    `spec`: the run's specification; environments, and servers whose environments, differ from it are refused. None: any are
+    accepted.
 
     Raises what `make_env` raises, and `UnsupportedSpace`.
     """
     if options.remote and (address := _address(env_id, options.remote, number)):
         return _remote("group").RemoteGroup(address, env_id, options, num_envs, training=training, spec=spec)
     check_id(env_id)
-    how: dict[str, Any] = {"training": training, "threads": threads, "device": device}
+    group = _group_here(env_id, options, num_envs, task, {"training": training, "threads": threads, "device": device})
+    if spec is not None and (differs := difference(spec, group.spec)):
+        group.close()
+        raise EnvironmentFault(f"{env_id} is another environment than when the run began, with other {differs}")
+    return group
+
+
+def _group_here(env_id: str, options: EnvConfig, num_envs: int, task: int | None, how: dict[str, Any]) -> EnvGroup:
+    """The group of a known environment in this process. `how`: the arguments that `make_group` passes on."""
+    device = how["device"]
     if SEPARATOR in env_id:
         return _group_of_tasks(env_id, options, num_envs, task, how)
     with _making(env_id, options.kwargs):

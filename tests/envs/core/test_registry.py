@@ -209,6 +209,15 @@ def test_environments_of_a_group_must_be_alike(registered: list[str]) -> None:
         make_group("my/different", EnvConfig(), 3)
 
 
+def test_environments_must_be_those_with_which_the_run_began(registered: list[str]) -> None:
+    """A file may have changed since, or another machine may have another version."""
+    registry.register("my/sized")(lambda options, *, render_mode=None: CountingEnv(**options.kwargs))
+    spec = describe("my/sized", EnvConfig(kwargs={"actions": 5}))
+    make_group("my/sized", EnvConfig(kwargs={"actions": 5}), 2, spec=spec).close()
+    with pytest.raises(EnvironmentFault, match="than when the run began, with other actions: 6 choices instead of 5 choices"):
+        make_group("my/sized", EnvConfig(kwargs={"actions": 6}), 2, spec=spec)
+
+
 def test_a_fault_shows_the_frames_of_the_environment_only() -> None:
     class Broken(CountingEnv):
         def step(self, action):

@@ -42,6 +42,15 @@ def spec_of_tasks(tasks: Sequence[str], specs: Sequence[EnvSpec]) -> EnvSpec:
     return replace(first, name=",".join(tasks), tasks=tuple(tasks))
 
 
+def difference(spec: EnvSpec, other: EnvSpec) -> str:
+    """What the other's observations or actions are instead of those of `spec`; empty if policies of `spec` can act there."""
+    for what, of in (("actions", _actions), ("observations", _observations)):
+        ours, theirs = ([of(each) for each in (one, *one.of_agents)] for one in (spec, other))
+        if ours != theirs:
+            return f"{what}: {'; '.join(theirs)} instead of {'; '.join(ours)}"
+    return ""
+
+
 def _actions(spec: EnvSpec) -> str:
     return ", ".join(f"{part.n} choices" if hasattr(part, "n") else f"{part.width} numbers" for part in spec.action.parts)
 

@@ -36,7 +36,7 @@ class Device(InProcess):
         from headrace.accelerator.cpu_allocator import keep_freed_memory
         from headrace.accelerator.graphs import set_up
         from headrace.accelerator.threads import LearnerThreads
-        from headrace.envs.core.last_step import last_step_names, remember_last_step
+        from headrace.envs.core.last_step import last_step_names, remember_last_step, without_last_step
         from headrace.envs.make import make_group
         from headrace.sampling.device_sampler import DeviceSampler
 
@@ -44,8 +44,9 @@ class Device(InProcess):
         set_up(config.device)
         keep_freed_memory()
         threads = config.learner_threads if config.learner_threads > 1 else None
-        group = make_group(config.env, config.envs, config.num_envs, threads=threads, device=config.device)
-        group = remember_last_step(group, last_step_names(config))
+        own = without_last_step(self.spec, names := last_step_names(config))
+        group = make_group(config.env, config.envs, config.num_envs, threads=threads, device=config.device, spec=own)
+        group = remember_last_step(group, names)
         algorithm, model = self.make_agent(config, self.spec)
         sampler = DeviceSampler(config, self.spec, algorithm, model, group, actor_seed(config, 0))
         sampler.env_clock, sampler.act_clock = (self.memory.control.clock(role, 0) for role in ("rollout", "policy"))
