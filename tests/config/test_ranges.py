@@ -148,6 +148,7 @@ def test_every_whole_number_has_both_ends():
         ("envs.resize", (84,), "envs.resize is (84,); it must be a list of 2"),
         ("envs.resize", (84, 10**6), "each must be at most 4096"),
         ("envs.kwargs", "render", "envs.kwargs is 'render'; it must be a JSON object"),
+        ("envs.kwargs", {"map": {1, 2}}, "a resumed run get: Object of type set is not JSON serializable"),
         ("sampling.num_groups", 33, "it must be at most 32"),
         ("sampling.batch_timeout", -1.0, "sampling.batch_timeout is -1.0; it must be at least 0"),
         ("sampling.step_timeout", 0.0, "it must be above 0"),

@@ -145,6 +145,8 @@ def _fault(value: Any, hint: Any) -> str | None:
         return f"it must be {words}"
     if origin is dict and _nested_too_deeply(value):
         return f"it must not be nested more than {DEEPEST_JSON} times"
+    if origin is dict and (fault := _json_fault(value)):
+        return f"it must be a JSON object, which other processes and a resumed run get: {fault}"
     finite = hint is not float or abs(value) <= sys.float_info.max
     return None if finite else "it must be a finite number"
 
@@ -155,6 +157,15 @@ def _nested_too_deeply(value: Any) -> bool:
         inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list | tuple)]
         level = [item for items in inside for item in items]
     return bool(level)
+
+
+def _json_fault(value: Any) -> str | None:
+    """Why a value cannot be written as JSON; None if it can."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None
 
 
 def _tuple_fault(value: Any, items: tuple[Any, ...]) -> str | None:
