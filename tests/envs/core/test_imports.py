@@ -183,6 +183,13 @@ def test_a_file_that_is_named_like_another_module_replaces_none(tmp_path: Path) 
     assert str(file) in imports.imported()
 
 
+def test_a_file_that_is_named_like_another_module_is_found_by_an_id(tmp_path: Path) -> None:
+    """Scripts are called test.py."""
+    (tmp_path / "test.py").write_text(GRID)
+    import_files([tmp_path / "test.py"])
+    assert describe("python/test:Grid", EnvConfig()).observation["obs"].shape == (3,)
+
+
 def test_a_file_of_a_package_is_imported_by_its_name_there(tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "myenv.py").write_text("from . import sizes\n")

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterable
 from importlib.machinery import SOURCE_SUFFIXES
 from pathlib import Path
+from types import ModuleType
 
 from headrace.config import Config, ConfigError
 from headrace.config.file_reading import shortened
@@ -102,6 +103,13 @@ def _is_here(name: str) -> bool:
         return name in sys.modules
     files = (getattr(module, "__file__", None) or "" for module in list(sys.modules.values()))
     return any(os.path.basename(file) == os.path.basename(name) and os.path.realpath(file) == name for file in files)
+
+
+def file_named(name: str) -> ModuleType | None:
+    """What `import_files` has imported from the file NAME.py. For Python the name may mean another module, such as `test`."""
+    files = [file for file in _imported if os.sep in file and Path(file).stem == name]
+    modules = ((module, getattr(module, "__file__", None) or "") for module in list(sys.modules.values()))
+    return next((module for module, at in modules if files and os.path.realpath(at) in files), None)
 
 
 def imported() -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core.construct import complete, construct
 from headrace.envs.core.family_interface import Env, Family
-from headrace.envs.core.imports import NotCarried, import_module, source_of
+from headrace.envs.core.imports import NotCarried, file_named, import_module, source_of
 from headrace.envs.core.wrappers import preprocess
 from headrace.envs.families import gym
 
@@ -85,9 +85,11 @@ def _found(name: str) -> Callable[..., Any]:
     module, _, path = name.partition(":")
     if module == "__main__":
         raise ConfigError(f"python/{name} was defined in a notebook or interactive Python, and only there it can be made")
-    import_module(module)
+    file = file_named(module)
+    if file is None:
+        import_module(module)
     try:
-        found: Callable[..., Any] = attrgetter(path)(sys.modules[module])
+        found: Callable[..., Any] = attrgetter(path)(file or sys.modules[module])
     except AttributeError as error:
         raise ConfigError(f"python/{name}: the module {module} has no {path}") from error
     if not callable(found):
