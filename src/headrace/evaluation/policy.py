@@ -17,6 +17,7 @@ from headrace.config.envs import OF_ONE_MACHINE
 from headrace.config.file_reading import shortened
 from headrace.config.validation import check_device
 from headrace.envs.core.imports import check_given, import_files
+from headrace.envs.core.registry import is_known
 from headrace.envs.make import describe_run
 from headrace.evaluation.hub import local_folder
 from headrace.evaluation.onnx_policy import load_onnx
@@ -76,7 +77,9 @@ def load_policy(
     config.learning.device = device
     config.imports = check_given(config, imports, run)
     import_files(config.imports)
-    whole = describe_run(config)
+    # Games are played here where the environment can be made; then no server is needed.
+    here = bool(config.envs.remote) and is_known(config.env)
+    whole = describe_run(configs.override(config, **{"envs.remote": None}) if here else config)
     spec = whole.of_policy(policy)
     algorithm = make_algorithm(config)
     model = algorithm.make_model(spec, config)

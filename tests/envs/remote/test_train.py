@@ -96,6 +96,17 @@ def test_the_servers_defaults_are_the_runs(tmp_path: Path) -> None:
         server.kill()
 
 
+def test_a_policy_is_loaded_without_a_server_where_its_environment_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env, folder = "gym/CartPole-v1", tmp_path / "run"
+    with serving(make_offer(env, 4)) as address:
+        tiny = {"sampling.placement": "serial", "sampling.envs_per_worker": 4, "learning.total_steps": 64, "run.video": False}
+        train(make_config(env, **{"envs.remote": address, "run.folder": str(folder), "run.dashboard": False, **tiny}))
+    monkeypatch.setattr("headrace.envs.remote.connect.ask", lambda *_: pytest.fail("the server has gone"))
+    assert len(evaluate(folder, 2).returns) == 2
+
+
 @pytest.mark.parametrize(("env", "rewards"), [("atari/pong", {"reward_clip": 1.0}), ("vizdoom/basic", {"reward_scale": 0.01})])
 def test_rewards_and_the_goal_are_those_of_a_run_without_a_server(env: str, rewards: dict[str, float]) -> None:
     if env.startswith("vizdoom/"):
