@@ -30,3 +30,21 @@ def test_every_child_draws_other_numbers_from_numpys_global_generator(tmp_path: 
     (tmp_path / "script.py").write_text(script)
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.stdout == "3\n", done.stderr
+
+
+@pytest.mark.process
+def test_a_child_may_have_children_of_its_own(tmp_path: Path) -> None:
+    """As environments do that use multiprocessing, such as Gymnasium's AsyncVectorEnv."""
+    (tmp_path / "family.py").write_text(
+        "import multiprocessing\n"
+        "def grandchild(queue):\n    queue.put('here')\n"
+        "def child(report):\n"
+        "    queue = multiprocessing.Queue()\n"
+        "    process = multiprocessing.Process(target=grandchild, args=(queue,))\n"
+        "    process.start()\n    report.send(queue.get(timeout=30))\n    process.join()\n"
+    )
+    script = "import family\nfrom headrace.processes.child import Child\n"
+    script += "child = Child(family.child, (), 'child')\nprint(child.receive(60), child.wait(20))\nchild.end()\n"
+    (tmp_path / "script.py").write_text(script)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "['here'] True\n", done.stdout + done.stderr

@@ -233,6 +233,8 @@ def _with_environment(environment: dict[str, str], origin: str, main: Callable[.
     os.environ.clear()
     os.environ.update(environment)  # the fork server's is that of its start
     orphaned_programs.mark_programs(origin)
+    # A daemon may have no children, but environments may start some. This process is ended with its parent in any case.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     # Environments may draw from NumPy's global generator. That of the fork server would be the same in all of its children.
     np.random.seed()  # noqa: NPY002
     for number in SIGNALS:  # the signals that ask for the end of a run are the parent's to answer
