@@ -129,6 +129,16 @@ def test_image_settings_need_images() -> None:
         preprocess(CountingEnv(), EnvConfig(resize=(10, 10)))
 
 
+@pytest.mark.parametrize(("shape", "grey"), [((32, 40, 3), 1), ((32, 40, 1), 1), ((32, 40, 4), None), ((2, 32, 40, 3), None)])
+def test_only_rgb_images_can_be_made_grey(shape: tuple[int, ...], grey: int | None) -> None:
+    env = Counted(spaces.Box(0, 255, shape, np.uint8))
+    if grey is None:
+        with pytest.raises(ValueError, match=r"grayscale needs an image of 3 channels, red, green and blue; there are"):
+            preprocess(env, EnvConfig(grayscale=True))
+    else:
+        assert preprocess(env, EnvConfig(grayscale=True)).observation_space.shape == (32, 40, grey)
+
+
 def test_resize_averages() -> None:
     """A checkerboard becomes its mean where every new pixel covers whole tiles, and stays near it where it shrinks a little."""
     board = np.indices((80, 80)).sum(axis=0)[..., None] % 2 * np.full((1, 1, 3), 200, np.uint8)

@@ -176,6 +176,9 @@ class ImageTransform(gymnasium.ObservationWrapper):
         self._images = {key: leaves(part)[0] for key, part in chosen_parts(env, is_image).items()}
         if not self._images:
             raise ValueError(f"{env}: resize and grayscale need an image; the observation is {env.observation_space}")
+        channels = {leaf.spec.shape[0] for leaf in self._images.values()}
+        if grayscale and not channels & {1, 3}:
+            raise ValueError(f"{env}: grayscale needs an image of 3 channels, red, green and blue; there are {sorted(channels)}")
         self._ready = {key for key, leaf in self._images.items() if _is_ready(leaf.source)}
         """Keys of images that need not be converted before."""
         self.observation_space = with_parts(env, {key: self._space(key, leaf) for key, leaf in self._images.items()})
