@@ -23,7 +23,7 @@ from headrace.config.validation import validate
 from headrace.envs.core import contract
 from headrace.envs.core.errors import EnvironmentFault
 from headrace.envs.core.family_interface import Observes, kind_of
-from headrace.envs.core.imports import GUARD, NotCarried, absolute, check_given, import_files, is_importing, needed_code
+from headrace.envs.core.imports import GUARD, NotCarried, absolute, check_given, import_files, is_importing, listed, needed_code
 from headrace.envs.core.registry import check_id, code_of, observes, with_absolute_path
 from headrace.envs.core.settings import defaults, without
 from headrace.envs.families.python import id_of
@@ -62,7 +62,7 @@ def make_config(
         make_config("gym/CartPole-v1", **{"learning.total_steps": 100_000})
     """
     env = SEPARATOR.join(map(id_of, env)) if isinstance(env, list | tuple) else id_of(env)
-    imports = tuple(str(path) for path in imports)
+    imports = listed(imports)
     if algorithm is not None:
         settings["learning.algorithm"] = algorithm
     given = {"env", *settings} | ({"imports"} if imports else set())

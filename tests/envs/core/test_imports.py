@@ -13,14 +13,15 @@ import gymnasium
 import numpy as np
 import pytest
 
-from headrace.config import ConfigError, EnvConfig
+from headrace.config import Config, ConfigError, EnvConfig
 from headrace.envs.core import imports
 from headrace.envs.core.construct import complete, construct
 from headrace.envs.core.errors import EnvironmentFault, cause
-from headrace.envs.core.imports import import_files
+from headrace.envs.core.imports import check_given, import_files
 from headrace.envs.core.registry import register
 from headrace.envs.families.python import id_of
 from headrace.envs.make import describe, make_env
+from headrace.make_config import make_config
 
 GRID = """
 import gymnasium
@@ -188,6 +189,14 @@ def test_a_file_that_is_named_like_another_module_is_found_by_an_id(tmp_path: Pa
     (tmp_path / "test.py").write_text(GRID)
     import_files([tmp_path / "test.py"])
     assert describe("python/test:Grid", EnvConfig()).observation["obs"].shape == (3,)
+
+
+@pytest.mark.parametrize("imports", ["my_env.py", Path("my_env.py")])
+def test_one_import_is_a_list_of_one(imports: Any) -> None:
+    with pytest.raises(ConfigError, match=r"imports is .*my_env\.py.*; it must be a list of files and modules: \['my_env\.py'\]"):
+        make_config("my/env", imports=imports)
+    with pytest.raises(ConfigError, match=r"it must be a list of files and modules"):
+        check_given(Config(), imports, "run")
 
 
 def test_a_file_of_a_package_is_imported_by_its_name_there(tmp_path: Path) -> None:

@@ -45,6 +45,13 @@ def import_files(names: Iterable[str | os.PathLike[str]]) -> None:
         _imported[name] = None
 
 
+def listed(imports: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """The names in what a program gives as `imports`. Raises `ConfigError` for one name in the place of a list."""
+    if isinstance(imports, str | os.PathLike):
+        raise ConfigError(f"imports is {imports!r}; it must be a list of files and modules: [{str(imports)!r}]")
+    return tuple(map(str, imports))
+
+
 def absolute(name: str | os.PathLike[str]) -> str:
     """The name of a module as it is; the absolute path of a file."""
     text = str(name)
@@ -230,7 +237,7 @@ def check_given(config: Config, given: Iterable[os.PathLike[str] | str], source:
     Raises `ImportsNotGiven` if the configuration needs other code. Any given file replaces all files that the configuration
     names, so that a run whose files have moved can be used.
     """
-    names = [absolute(path) for path in given]
+    names = [absolute(path) for path in listed(given)]
     of_ids = set(needed_code(config)) - set(config.imports)
     files = tuple(name for name in names if name not in of_ids)
     unknown = [name for name in config.imports if not files and not _is_here(absolute(name))]
