@@ -12,6 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from headrace.config import ConfigError, EnvConfig
+from headrace.config.errors import package
 from headrace.envs.core.family_interface import Env, Family, Observes
 from headrace.envs.core.imports import NotCarried, import_module, script_that_registers, source_of
 from headrace.envs.core.wrappers import preprocess, render_without_screen
@@ -152,9 +153,7 @@ def defaults(name: str) -> dict[str, Any]:
 def _entry_point(name: str) -> str:
     """Gymnasium's entry point of the environment, "module:class"; empty if its package is not imported yet."""
     if name.startswith("ALE/"):
-        import ale_py
-
-        gymnasium.register_envs(ale_py)
+        gymnasium.register_envs(package("ale_py", "atari", f"gym/{name} needs ale_py, which is not installed"))
     known = gymnasium.registry.get(name)
     return str(known.entry_point) if known is not None else ""
 
