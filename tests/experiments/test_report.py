@@ -329,6 +329,20 @@ def test_a_folder_that_holds_a_search_is_reported_as_the_search_is(tmp_path):
         assert "Search: s" in page
 
 
+def test_every_chart_has_a_picture_of_its_own(tmp_path):
+    """The ids of several tasks are longer than the name of a file."""
+    tasks = ",".join(f"gym/{name}" for name in ("CartPole-v1", "CartPole-v0", "Acrobot-v1", "MountainCar-v0", "LunarLander-v3"))
+    folder = tmp_path / "runs" / "x"
+    write_run(folder)
+    settings = json.loads((folder / "config.json").read_text()) | {"env": tasks}
+    (folder / "config.json").write_text(json.dumps(settings))
+    made = report.make([folder], tmp_path / "report")
+    charts_of_page = json.loads(re.search(r'id="charts">(.*?)</script>', made.page.read_text())[1].replace("<\\/", "</"))
+    pictures = [file for file in made.files if file.suffix == ".png"]
+    assert len({file.name for file in pictures}) == len(pictures) == len(charts_of_page)
+    assert all(file.stat().st_size for file in pictures)
+
+
 def test_late_evaluations_are_no_time_of_training(tmp_path):
     run = write_run(tmp_path / "run")
     (plain,) = records.read(run)

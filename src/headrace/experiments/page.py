@@ -158,7 +158,10 @@ def write_pictures(folder: Path, sections: Sequence[Section]) -> list[Path]:
     """Write each chart as a PNG into a folder, which is made; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     charts = [item for section in sections for item in section.items if isinstance(item, Chart)]
-    files = {folder / f"{chart.name}.png": chart for chart in charts}
+    files: dict[Path, Chart] = {}
+    for chart in charts:
+        same = sum(other.name == chart.name for other in files.values())  # ids of several tasks are longer than a name
+        files[folder / f"{chart.name}{f'-{same + 1}' if same else ''}.png"] = chart
     for path, chart in files.items():
         path.write_bytes(renderer().vegalite_to_png(chart.spec | {"width": PNG_WIDTH, "background": "white"}, scale=1.2))
     return list(files)
