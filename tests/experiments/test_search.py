@@ -213,12 +213,13 @@ def test_with_minutes_as_an_objective_the_report_shows_the_front_and_every_trial
         Search(CARTPOLE, (), {"learning.gamma": "0.9,0.99"}, "2k", 2, "tpe").check_same(tmp_path)
 
 
-def test_a_comparison_of_which_one_side_failed_goes_on_to_its_end(tmp_path, monkeypatch):
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_comparison_of_which_one_side_failed_goes_on_to_its_end_unless_somebody_stops_it(tmp_path, monkeypatch, stopped):
     class Ends:
         """A runner whose runs fail with the defaults, and end with the trial's settings."""
 
         def __init__(self, plan, folder, places):
-            self.failed = folder.name == "defaults"
+            self.failed, self.stopped = folder.name == "defaults", stopped
             self.runs = [SimpleNamespace(metrics={RETURNS: score}) for score in (10.0, 20.0)]
 
         def run(self, show):
@@ -235,6 +236,11 @@ def test_a_comparison_of_which_one_side_failed_goes_on_to_its_end(tmp_path, monk
         folder=tmp_path, search=search, _places=None, _show=said.append, _study=lambda: study,
         _flags=lambda trial: ["--learning.gamma", "0.9"],
     )  # fmt: skip
+    if stopped:
+        with pytest.raises(KeyboardInterrupt):
+            Searcher.test(searcher, 1, lambda plan: nullcontext())
+        assert said == ["On unseen seeds: defaults", "seed-0 failed"]
+        return
     assert Searcher.test(searcher, 1, lambda plan: nullcontext()) is False, "nobody has stopped it"
     assert said == [
         "On unseen seeds: defaults",

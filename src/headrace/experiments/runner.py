@@ -63,6 +63,7 @@ class Runner:
 
     def __init__(self, plan: Plan, folder: Path, places: Places):
         self.plan, self.folder, self._places = plan, folder, places
+        self.stopped = False  # whether somebody has asked `run` to end
         self.runs = [Progress(run, folder / RUNS / run.name) for run in plan.runs()]
         for one in self.runs:
             if (one.folder / ENDED).exists():
@@ -76,6 +77,7 @@ class Runner:
             for _ in self.steps(interrupt):
                 show(self.runs)
                 time.sleep(POLL)
+        self.stopped = interrupt.requested
         return self.complete
 
     def steps(self, interrupt: Interrupt) -> Generator[None]:

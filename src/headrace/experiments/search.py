@@ -271,9 +271,9 @@ class Searcher:
             complete &= ended
             if failures := runner.failures():
                 self._show(failures[0])
-            elif not ended:
+            if runner.stopped:
                 raise KeyboardInterrupt
-            elif scores := [one.metrics[RETURNS] for one in runner.runs if RETURNS in one.metrics]:
+            if ended and (scores := [one.metrics[RETURNS] for one in runner.runs if RETURNS in one.metrics]):
                 self._show(f"On unseen seeds, {name} has {_with_mean(scores)}")
         return complete
 
