@@ -213,6 +213,19 @@ def test_with_minutes_as_an_objective_the_report_shows_the_front_and_every_trial
         Search(CARTPOLE, (), {"learning.gamma": "0.9,0.99"}, "2k", 2, "tpe").check_same(tmp_path)
 
 
+def test_files_that_a_killed_search_had_not_written_are_written_by_the_same_command(tmp_path):
+    optuna = pytest.importorskip("optuna", reason="the extra lab is not installed")
+    search = Search(CARTPOLE, (), {"learning.gamma": "0.9,0.99"}, "2k", 1, "tpe")
+    searcher = Searcher(search, [(Dimension.parse("learning.gamma", "0.9,0.99", 0.99), 0.99)], tmp_path, Cores(1), print)
+    kind = {"learning.gamma": optuna.distributions.CategoricalDistribution(("0.9", "0.99"))}
+    made = optuna.trial.create_trial(values=[30.0], params={"learning.gamma": "0.9"}, distributions=kind)
+    searcher._study().add_trial(made)
+    (tmp_path / "trials.json").write_text("[")
+    searcher.run(1)
+    assert json.loads((tmp_path / "best.json").read_text())["about"]["score"] == 30.0
+    assert [trial["value"] for trial in json.loads((tmp_path / "trials.json").read_text()) if trial["value"]] == [30.0]
+
+
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_comparison_of_which_one_side_failed_goes_on_to_its_end_unless_somebody_stops_it(tmp_path, monkeypatch, stopped):
     class Ends:

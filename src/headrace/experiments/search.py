@@ -125,6 +125,7 @@ class Searcher:
         with RunFolder(self.folder) as log, interrupts(lambda: None) as interrupt:
             write_whole(self.folder / FILE, json.dumps(dataclasses.asdict(self.search), indent=2) + "\n")
             study = self._study()
+            self._write(study)  # a search that was killed may have ended a trial, and not written it
             waiting, going = self._trials(study, trials), list[Generator[None, None, str]]()
             try:
                 while True:
