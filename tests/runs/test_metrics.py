@@ -3,14 +3,14 @@
 import json
 import math
 import re
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import headrace
-from headrace.config import Config, override
+from headrace.config import Config, ConfigError, override
 from headrace.config.population import KINDS
 from headrace.runs import lag_bins
 from headrace.runs.metrics import KEYS, OF_NODE, OF_SHARD, MetricsWriter, read_jsonl
@@ -63,6 +63,32 @@ def test_weights_and_biases_goes_on_with_the_same_run(tmp_path, monkeypatch):
             ids.add(writer._wandb.id)
     assert len(ids) == 1
     assert list((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
+
+
+def test_weights_and_biases_has_a_run_for_each_policy(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    config = override(Config(), **{"run.track": True, "run.folder": str(tmp_path), "population.size": 2})
+    with ExitStack() as closing_all:
+        folders = [config.policy_folder(p) for p in range(2)]
+        first, second = (closing_all.enter_context(closing(MetricsWriter(folder, config))) for folder in folders)
+        for step, writer in ((100, first), (200, second)):
+            writer.write({"global_step": step})
+        assert [writer._wandb.summary["global_step"] for writer in (first, second)] == [100, 200]
+        assert [writer._wandb.name for writer in (first, second)] == [f"{tmp_path.name}/policy-{p}" for p in range(2)]
+    assert all(list(folder.glob("wandb/offline-run-*/run-*.wandb")) for folder in folders)
+
+
+def test_why_weights_and_biases_refuses_is_a_short_error(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+
+    def refuse(**settings):
+        raise wandb.errors.UsageError("No API key configured. Use `wandb login` to log in.")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    with pytest.raises(ConfigError, match=r"Weights & Biases cannot be used .*No API key configured.*WANDB_MODE=offline"):
+        MetricsWriter(tmp_path / "run", override(Config(), **{"run.track": True}))
 
 
 def test_resume_repeats_steps_without_doubling_them(tmp_path):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import Config, flattened, to_dict
-from headrace.config.errors import package
+from headrace.config.errors import ConfigError, package
 from headrace.config.population import KINDS
 from headrace.config.ranges import MANY
 from headrace.runs import lag_bins
@@ -139,8 +139,8 @@ CURVE_KEYS = ("mean", "low", "high")
 class MetricsWriter:
     """Writes the metrics of a run. If the run is resumed, call `rewind` first.
 
-    Raises `ConfigError` naming the extra if `config.run.track` is set without wandb, `OSError` if the folder cannot be written or
-    metrics.jsonl cannot be read.
+    Raises `ConfigError` naming the extra if `config.run.track` is set without wandb, and where that cannot be used, `OSError` if
+    the folder cannot be written or metrics.jsonl cannot be read.
     """
 
     def __init__(self, folder: os.PathLike[str] | str, config: Config) -> None:
@@ -223,9 +223,15 @@ def _start_wandb(folder: Path, config: Config) -> Any:
     marker = folder / "wandb_id.txt"
     if not marker.exists():
         marker.write_text(uuid.uuid4().hex[:12])
-    run = wandb.init(
-        project=config.run.wandb_project, id=marker.read_text(), resume="allow", name=folder.name, dir=str(folder),
-        config=to_dict(config),
-    )  # fmt: skip
+    several = config.population.size > 1
+    try:
+        run = wandb.init(
+            project=config.run.wandb_project, id=marker.read_text(), resume="allow", dir=str(folder), config=to_dict(config),
+            name=f"{folder.parent.name}/{folder.name}" if several else folder.name,
+            reinit="create_new" if several else None,  # else every policy's metrics would go to the first one's run
+        )  # fmt: skip
+    except wandb.Error as error:
+        how = "with WANDB_MODE=offline everything stays in the run folder"
+        raise ConfigError(f"Weights & Biases cannot be used (run.track): {str(error).strip()} Or leave it out; {how}") from error
     run.define_metric("*", step_metric="global_step")
     return run
