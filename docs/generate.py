@@ -57,6 +57,7 @@ METRICS_HEAD = """# Metrics
 Every `--run.log-interval` seconds a run adds one line to `metrics.jsonl` in the run folder. The same values go to TensorBoard
 (`tensorboard --logdir runs`) and, with `--run.track`, to Weights & Biases. The x axis is always `global_step`. The variables of
 Weights & Biases apply: with `WANDB_MODE=offline` nothing is sent, and `wandb sync RUN/wandb/offline-run-*` sends it later; `WANDB_ENTITY` is the team.
+Each of several policies has a run of its own there. If it fails during training, a message says so, and training goes on without it.
 
 - A mean is taken over the updates of the interval; `lag/min` and `lag/max` are the smallest and the largest lag of the interval.
 - A key is absent if its value is unknown, for instance a return before the first episode has ended.

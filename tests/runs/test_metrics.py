@@ -80,6 +80,31 @@ def test_weights_and_biases_has_a_run_for_each_policy(tmp_path, monkeypatch):
     assert all(list(folder.glob("wandb/offline-run-*/run-*.wandb")) for folder in folders)
 
 
+def test_the_run_goes_on_where_weights_and_biases_fails(tmp_path):
+    """Its process may be killed, or the disk may be full."""
+
+    class Killed:
+        calls = 0
+
+        def log(self, metrics):
+            Killed.calls += 1
+            raise ConnectionResetError("Connection lost")
+
+        finish = log
+
+    with closing(MetricsWriter(tmp_path / "a", Config())) as writer:
+        writer._wandb = Killed()
+        assert "ConnectionResetError: Connection lost" in writer.write({"global_step": 100})
+        assert writer.write({"global_step": 200}) is None
+    assert [line["global_step"] for line in read_jsonl(tmp_path / "a" / "metrics.jsonl")] == [100, 200]
+    assert Killed.calls == 1
+    writer = MetricsWriter(tmp_path / "b", Config())
+    writer._wandb = Killed()
+    Killed.finish = lambda self: self.log({})
+    with pytest.warns(UserWarning, match="Weights & Biases fails"):
+        writer.close()
+
+
 def test_why_weights_and_biases_refuses_is_a_short_error(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
 

@@ -11,8 +11,10 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,8 +182,18 @@ class MetricsWriter:
         line = json.dumps({"global_step": step, "time": round(when, 3), **known})
         problems = [self._jsonl.append(line.encode() + b"\n"), self._events.add_scalars(known, step)]
         if self._wandb is not None:
-            self._wandb.log({"global_step": step, **known})
+            problems.append(self._tracked(partial(self._wandb.log, {"global_step": step, **known})))
         return next(filter(None, problems), None)
+
+    def _tracked(self, call: Callable[[], object]) -> str | None:
+        """Call a function of Weights & Biases. Where it fails, as when its process was killed, the run goes on without. Returns
+        a message for the user."""
+        try:
+            call()
+        except Exception as error:
+            self._wandb = None
+            return f"Weights & Biases fails ({type(error).__name__}: {error}): nothing more is logged there"
+        return None
 
     def write_curve(self, points: Sequence[tuple[int, float, float, float]]) -> str | None:
         """Add points to the learning curve: global step, mean, low and high return. Returns a message as `write` does."""
@@ -195,10 +207,13 @@ class MetricsWriter:
     def close(self) -> None:
         """Flush and close everything. Raises `OSError` if the last lines cannot be written."""
         with ExitStack() as closing:
-            if self._wandb is not None:
-                closing.callback(self._wandb.finish)
+            closing.callback(self._finish_tracking)
             for file in (self._jsonl, self._curve, self._events):
                 closing.callback(file.close)
+
+    def _finish_tracking(self) -> None:
+        if self._wandb is not None and (problem := self._tracked(self._wandb.finish)):
+            warnings.warn(problem, stacklevel=2)
 
 
 def read_jsonl(path: os.PathLike[str] | str) -> list[dict[str, float]]:
