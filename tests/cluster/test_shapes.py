@@ -20,6 +20,7 @@ from headrace.config import Config, ConfigError, override
 from headrace.config.errors import RANK_LOST
 from headrace.make_config import OLDEST, check_config, make_config
 from headrace.sampling.placements.base import RunFailed
+from headrace.transport.credentials import Credentials
 from headrace.transport.messages import ProtocolError, Refused
 
 
@@ -258,6 +259,10 @@ def test_the_first_machine_is_the_nodes_that_are_lacking(
     engine = StaticEngine(cluster_config(nodes))
     engine.start(Link("0.0.0.0:7780", engine.own, 1.0))
     assert [link.address for link in engine._members] == ["127.0.0.1:7780"] * processes
+    engine.own = Credentials("a-token-of-tests", ca="cert.pem")
+    engine.start(Link("0.0.0.0:7780", engine.own, 1.0))
+    address = "here:7780" if machines > 1 else "127.0.0.1:7780"  # the certificate is for the name that other machines know
+    assert [link.address for link in engine._members] == [address] * processes
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,8 @@ class StaticEngine(Engine):
     def start(self, link: Link) -> None:
         host, _, port = link.address.rpartition(":")
         here = "127.0.0.1" if host == "0.0.0.0" else "[::1]" if host == "[::]" else host
+        if here != host and self.own.ca is not None and not self.alone:
+            here = self.host  # as the other machines call this one: the certificate is for that name
         self._link = replace(link, address=f"{here}:{port}")
         self._members = [MemberProcess(self._link, self._imports, rank) for rank in self._here]
 
