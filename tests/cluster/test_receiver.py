@@ -385,10 +385,14 @@ def test_membership_admits_as_many_nodes_as_there_are_places(parts: Any) -> None
         ((kind, content),) = json.loads(next(iter(stream))).items()
         return kind, content, stream
 
+    port = shared.port.load(0)
+    shared.port.store(0, 0)
+    assert dial()[:2] == ("busy", "it is starting")
+    shared.port.store(0, port)
     kind, place, stream = dial()
     assert (kind, place["node"], place["generation"]) == ("welcome", 0, 8)
-    assert place["port"] == shared.port.load(0)
-    assert dial()[0] == "busy"
+    assert place["port"] == port
+    assert dial()[:2] == ("busy", "all of the 1 nodes of the run are there (cluster.nodes)")
     assert dial(versions={})[0] == "refused"
     rows = {role: np.ones_like(clock) for role, clock in control.clocks.items() if role != "learner"}
     before = {role: clock.copy() for role, clock in control.clocks.items()}

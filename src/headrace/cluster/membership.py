@@ -119,9 +119,7 @@ class Membership:
             yield protocol.to_bytes("refused", str(error))
             return
         if member is None:
-            lacks = len(self.ranks) + 1 < self._shared.learners
-            all_there = f"all of the {self._places} nodes of the run are there (cluster.nodes)"
-            yield protocol.to_bytes("busy", "a learner rank is not there" if lacks else all_there)
+            yield protocol.to_bytes("busy", self._why_busy())
             return
         threading.Thread(target=self._receive, args=(member, messages), name=member.name, daemon=True).start()
         try:
@@ -131,6 +129,13 @@ class Membership:
             yield from stream.outgoing()
         finally:
             self._leave(member, stream.ended or "its connection ended")
+
+    def _why_busy(self) -> str:
+        if len(self.ranks) + 1 < self._shared.learners:
+            return "a learner rank is not there"
+        if len(self.nodes) < self._places:
+            return "it is starting"  # no receiver listens yet that has no node
+        return f"all of the {self._places} nodes of the run are there (cluster.nodes)"
 
     def _place(self, member: Node | Rank) -> dict[str, Any]:
         """What a member is told of its own place."""
