@@ -226,6 +226,24 @@ def test_files_that_a_killed_search_had_not_written_are_written_by_the_same_comm
     assert [trial["value"] for trial in json.loads((tmp_path / "trials.json").read_text()) if trial["value"]] == [30.0]
 
 
+def test_a_journal_that_was_cut_short_goes_on_and_a_damaged_one_is_a_short_error(tmp_path):
+    optuna = pytest.importorskip("optuna", reason="the extra lab is not installed")
+    search = Search(CARTPOLE, (), {"learning.gamma": "0.9,0.99"}, "2k", 1, "tpe")
+    searcher = Searcher(search, [(Dimension.parse("learning.gamma", "0.9,0.99", 0.99), 0.99)], tmp_path, Cores(1), print)
+    kind = {"learning.gamma": optuna.distributions.CategoricalDistribution(("0.9", "0.99"))}
+    for score in (30.0, 40.0):
+        made = optuna.trial.create_trial(values=[score], params={"learning.gamma": "0.9"}, distributions=kind)
+        searcher._study().add_trial(made)
+        with (tmp_path / "journal.log").open("a") as journal:
+            journal.write('{"op_code": 6, "work')
+    assert [trial.value for trial in searcher._study().trials if trial.value] == [30.0, 40.0]
+    text = (tmp_path / "journal.log").read_text()
+    for damage in ("no JSON", "{}", "7"):
+        (tmp_path / "journal.log").write_text("\n".join([damage, *text.splitlines()[1:], ""]))
+        with pytest.raises(ConfigError, match=r"journal\.log is damaged .*move it away"):
+            searcher._study()
+
+
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_comparison_of_which_one_side_failed_goes_on_to_its_end_unless_somebody_stops_it(tmp_path, monkeypatch, stopped):
     class Ends:

@@ -152,12 +152,18 @@ class Searcher:
         optuna = self.optuna
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # the pruner has been one since version 3.6
-        backend = optuna.storages.journal.JournalFileBackend(str(self.folder / JOURNAL))
+        _drop_torn_line(path := self.folder / JOURNAL)
+        backend = optuna.storages.journal.JournalFileBackend(str(path))
         objectives = OBJECTIVES[self.search.objectives]
-        study = optuna.create_study(
-            storage=optuna.storages.JournalStorage(backend), study_name="headrace", load_if_exists=True,
-            directions=[*objectives.values()], pruner=optuna.pruners.WilcoxonPruner(p_threshold=P_THRESHOLD),
-        )  # fmt: skip
+        try:
+            study = optuna.create_study(
+                storage=optuna.storages.JournalStorage(backend), study_name="headrace", load_if_exists=True,
+                directions=[*objectives.values()], pruner=optuna.pruners.WilcoxonPruner(p_threshold=P_THRESHOLD),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{path} is damaged ({error}): move it away, and the same command searches anew; runs that have ended count"
+            ) from error
         study.set_metric_names([*objectives])  # for optuna-dashboard
         samplers = {"tpe": optuna.samplers.TPESampler, "gp": optuna.samplers.GPSampler}
         # With one seed for all, a search that goes on would try the same values again.
@@ -277,6 +283,13 @@ class Searcher:
             if ended and (scores := [one.metrics[RETURNS] for one in runner.runs if RETURNS in one.metrics]):
                 self._show(f"On unseen seeds, {name} has {_with_mean(scores)}")
         return complete
+
+
+def _drop_torn_line(journal: Path) -> None:
+    """Remove the end of a journal that a full disk or a power failure cut short: Optuna would write the next line behind it, and
+    then read none any more."""
+    if journal.is_file() and (data := journal.read_bytes()) and not data.endswith(b"\n"):
+        write_whole(journal, data[: data.rfind(b"\n") + 1])
 
 
 def _best(study: Any) -> Any:
