@@ -12,11 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 from headrace import cli
+from headrace.cli.compare import check_combinations, flags_for_all
 from headrace.cli.flags import learning_flags, parse_config
 from headrace.cli.search import default_over
 from headrace.config import NAMES, ConfigError
 from headrace.experiments import search as searching
 from headrace.experiments.places import Cores
+from headrace.experiments.plan import Plan
 from headrace.experiments.search import Search, Searcher, searched_before
 from headrace.experiments.space import Dimension, default_ranges, parse_over
 from headrace.experiments.trials import searched
@@ -110,6 +112,17 @@ def test_a_preset_file_stands_below_the_flags(tmp_path):
         config = parse_config([*base, *flags])
         assert (config.learning.learning_rate, config.learning.gamma, config.learning.preset) == (0.005, 0.95, "small")
     assert parse_config([*base, "--preset", "paper"]).learning.preset == "paper"
+
+
+def test_the_runs_of_an_experiment_may_have_a_preset_file(tmp_path):
+    (file := tmp_path / "best.json").write_text(
+        json.dumps({"flags": ["--learning.learning-rate", "0.005", "--learning.gamma", "0.9"]})
+    )
+    flags = flags_for_all(["--preset", str(file)], {"learning.gamma"})
+    plan = Plan(CARTPOLE, tuple(flags), {"learning.gamma": ("0.95", "0.99")}, (0,), "1k")
+    check_combinations(plan)
+    configs = [parse_config([*plan.command(one), "--run.folder", str(tmp_path / "run")]).learning for one in plan.runs()]
+    assert [(config.learning_rate, config.gamma) for config in configs] == [(0.005, 0.95), (0.005, 0.99)]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from headrace.cli.flags import given_settings, parse_config, setting_name
+from headrace.cli.flags import given_settings, parse_config, setting_name, without_preset_file
 from headrace.cli.options import ExperimentOptions, parse
 from headrace.cluster import check_transport
 from headrace.config import ConfigError
@@ -74,7 +74,7 @@ def run(arguments: list[str]) -> int:
 def flags_for_all(rest: list[str], vary: Collection[str]) -> list[str]:
     """The flags of `headrace train` that all runs of an experiment have. Raises `ConfigError` for settings that an option
     decides, and for those that `vary`."""
-    given = given_settings(rest)
+    given = given_settings(without_preset_file(rest)[0])  # the settings in a preset file give way to all others
     for name in sorted({*given, *vary} & DECIDED.keys()):
         raise ConfigError(f"{name} is decided by {DECIDED[name]} for the runs of an experiment: leave it out")
     for name in sorted(given.keys() & vary):
@@ -86,7 +86,7 @@ def places(asked: ExperimentOptions, flags: list[str], vary: Collection[str]) ->
     """Where the runs are trained. Raises `ConfigError` where there is no room for them."""
     if asked.on == "this-machine":
         return Cores(asked.parallel)
-    if named := sorted(name for name in {*given_settings(flags), *vary} if name.startswith("cluster.")):
+    if named := sorted(name for name in {*given_settings(without_preset_file(flags)[0]), *vary} if name.startswith("cluster.")):
         raise ConfigError(f"{named[0]} divides a run among machines, and with --on ray each has one: leave out one of them")
     check_transport()
     from headrace.cluster.user_code import pack
