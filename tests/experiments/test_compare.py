@@ -1,11 +1,13 @@
 """`headrace compare`: its plan, what it refuses, and a real experiment that is killed and goes on."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -249,6 +251,28 @@ def test_a_finished_run_is_kept(tmp_path):
     runner = Runner(done, tmp_path, Cores(1))
     assert runner.run(lambda runs: None)
     assert [one.training for one in runner.runs] == [None] * 4
+
+
+def test_runs_that_go_on_are_not_lost_with_one_that_cannot_begin(tmp_path):
+    """On a full disk there is no room for the folder of another run, nor to note that one has ended."""
+
+    class Full(Cores):
+        def start(self, arguments, folder):
+            if folder.name.endswith("seed-1"):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            run = subprocess.Popen(["sleep", "0.5"])
+            self._taken[run] = self._shares.popleft()
+            (folder / "ended.json").mkdir()
+            return run
+
+    places = Full(1)
+    places.count, places._shares = 2, deque([[0], [0]])
+    runner = Runner(plan(vary={}), tmp_path / "x", places)
+    assert not runner.run(lambda runs: None)
+    assert [one.state for one in runner.runs] == ["done", "failed"]
+    (text,) = runner.failures()
+    assert text.startswith("seed-1 could not begin (No space left on device); the same command goes on with it")
+    assert "cannot begin (No space left on device): seed-1" in (tmp_path / "x" / "log.txt").read_text()
 
 
 def wait_for(condition, seconds=120):

@@ -21,6 +21,7 @@ from headrace.experiments.places import LOST, OUTPUT, Places, Training
 from headrace.experiments.plan import Plan, PlannedRun
 from headrace.experiments.records import minutes_of, newest, read
 from headrace.processes.interrupt import Interrupt, interrupts
+from headrace.runs.error_texts import reason
 from headrace.runs.files import write_whole
 from headrace.runs.folder import RunFolder
 
@@ -44,6 +45,7 @@ class Progress:
     started: float = 0.0
     training: Training | None = None  # while it is running
     exit_code: int | None = None  # of its last end. None: it has not ended.
+    problem: str = ""  # why it could not be started
     lost: int = 0  # machines on which it ran that were lost
 
     @property
@@ -111,7 +113,7 @@ class Runner:
                     one.training.send_signal(signal.SIGINT)  # type: ignore[union-attr]
             while waiting and self._places.free and not interrupt.requested:
                 self._start(one := waiting.popleft())
-                log.log(f"begins: {one.run.name}")
+                log.log(f"{f'cannot begin ({one.problem})' if one.problem else 'begins'}: {one.run.name}")
             for one in self._running:
                 code = one.training.poll()  # type: ignore[union-attr]
                 one.look()
@@ -126,9 +128,14 @@ class Runner:
             yield
 
     def _start(self, one: Progress) -> None:
-        one.folder.mkdir(parents=True, exist_ok=True)
-        one.before, one.seconds = minutes_of(one.folder), 0.0
-        one.training = self._places.start(self.plan.command(one.run, one.before), one.folder)
+        one.problem = ""
+        try:
+            one.folder.mkdir(parents=True, exist_ok=True)
+            one.before, one.seconds = minutes_of(one.folder), 0.0
+            one.training = self._places.start(self.plan.command(one.run, one.before), one.folder)
+        except OSError as error:  # on a full disk, say; the runs that go on are to end with a checkpoint
+            one.state, one.problem = "failed", reason(error)
+            return
         one.state, one.started = "running", time.monotonic()
 
     def _end(self, one: Progress, code: int, asked: bool) -> None:
@@ -140,7 +147,8 @@ class Runner:
         if code == 0:
             one.state = "done"
             content = {"exit_code": code, "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "values": dict(one.run.values)}
-            write_whole(one.folder / ENDED, json.dumps(content) + "\n")
+            with suppress(OSError):  # on a full disk; the same command trains it once more, which ends at once
+                write_whole(one.folder / ENDED, json.dumps(content) + "\n")
 
     def unreadable(self) -> list[str]:
         """For each run that has ended and that a report leaves out, why."""
@@ -164,6 +172,7 @@ class Runner:
                     last = (one.folder / OUTPUT).read_text(errors="replace").splitlines()[-LAST_LINES:]
                 code = one.exit_code or 0
                 how = "lost its machine" if code == LOST else f"was killed by signal {-code}" if code < 0 else f"failed ({code})"
+                how = f"could not begin ({one.problem})" if one.problem else how
                 head = f"{one.run.name} {how}; the same command goes on with it. {one.folder / OUTPUT} ends with:"
                 texts.append("\n".join([head, *(f"  {line}" for line in last)]))
         return texts
