@@ -13,6 +13,7 @@ import pytest
 from headrace import cli
 from headrace.cli import status
 from headrace.config import load, override
+from headrace.runs.folder import RunFolder
 
 sys.path.append(str(Path(__file__).parents[1] / "cluster"))
 sys.path.append(str(Path(__file__).parents[1] / "experiments"))
@@ -45,6 +46,16 @@ def test_where_nothing_goes_on(
     errors = capsys.readouterr().err
     assert real(words).format(tmp_path) in errors
     assert "Traceback" not in errors
+
+
+def test_the_status_of_an_experiment_names_the_runs_that_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended, going = (write_run(tmp_path / "x" / "runs" / f"seed-{seed}", seed=seed) for seed in (0, 1))
+    (tmp_path / "x" / "plan.json").write_text("{}")
+    (ended / "run.lock").write_text(f"4194304 {platform.node()}\n")
+    with RunFolder(tmp_path / "x"), RunFolder(going):
+        assert cli.main(["status", str(tmp_path / "x")]) == 2
+    said = capsys.readouterr().err
+    assert f"holds an experiment, which goes on (process {os.getpid()}); name one of its runs: {going}\n" in said
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 from headrace.cli.options import RunWord, parse
 from headrace.config import Config, ConfigError, load, override
+from headrace.experiments.plan import FILE as PLAN
+from headrace.experiments.search import FILE as SEARCH
 from headrace.processes.output import show
 from headrace.runs.dashboard import Dashboard, duration
 from headrace.runs.files import end_of
-from headrace.runs.folder import training_process
+from headrace.runs.folder import NotRunning, training_process
 from headrace.runs.metrics import CURVE, of_training, read_jsonl
 
 LAST_LINES = 5  # lines of log.txt that are shown
@@ -31,6 +34,9 @@ class Status:
 def run(arguments: list[str]) -> int:
     asked: Status = parse(Status, "status", arguments)
     pid = training_process(asked.run)
+    if any((asked.run / name).exists() for name in (PLAN, SEARCH)):
+        going = ", ".join(map(str, _going_on(asked.run))) or "none at this moment"
+        raise ConfigError(f"{asked.run} holds an experiment, which goes on (process {pid}); name one of its runs: {going}")
     config = load(asked.run / "config.json")
     show(f"{asked.run}: process {pid} is training")
     try:
@@ -38,6 +44,15 @@ def run(arguments: list[str]) -> int:
     except OSError as error:
         raise ConfigError(f"{asked.run} cannot be read: {error.strerror}") from error
     return 0
+
+
+def _going_on(experiment: Path) -> Iterator[Path]:
+    """The runs of an experiment, or of the trials of a search, that are trained now."""
+    for lock in sorted(experiment.glob("**/run.lock")):
+        if (lock.parent / "config.json").exists():
+            with suppress(NotRunning):
+                training_process(lock.parent)
+                yield lock.parent
 
 
 def _show(folder: Path, config: Config) -> None:
