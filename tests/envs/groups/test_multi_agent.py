@@ -198,6 +198,27 @@ def test_the_step_limit_truncates_everybody_with_the_true_last_observation() -> 
     assert lanes.steps(1)[-1] == (0, False, True)
 
 
+class Observed(Scripted):
+    """Tells anybody what it sees at any time: 50 and the number of the step."""
+
+    def observe(self, agent: str) -> np.ndarray:
+        return np.array([50 + self.t], np.float32)
+
+
+def test_the_step_limit_truncates_an_agent_whose_turn_it_is_not_with_what_it_sees_then() -> None:
+    turns: list[Step] = [{"agents": BOTH, "obs": {"a": 1}}, {"agents": BOTH, "obs": {"b": 2}}, {"agents": BOTH, "obs": {"a": 3}}]
+    lanes = Lanes(multi_agent_group(lambda: Observed(turns), EnvConfig(max_episode_steps=2), 1, "test"))
+    lanes.step(0, 0)
+    assert lanes.step(0, 0) == [0, 1]
+    assert lanes.group.ended == [0]
+    assert [lanes.flags(lane)[-1] for lane in (0, 1)] == [(3, False, False), (52, False, False)]
+    assert [lanes.steps(lane)[-1] for lane in (0, 1)] == [(0, False, True)] * 2
+    lanes, _ = group_of(turns, max_episode_steps=2)
+    lanes.step(0, 0)
+    with pytest.raises(EnvironmentFault, match=r"b was truncated without its last observation.* a method observe\(agent\)"):
+        lanes.step(0, 0)
+
+
 def test_inactive_agents_do_not_act_and_cost_no_row() -> None:
     lanes, env = group_of([
         {"agents": BOTH, "obs": {"a": 1, "b": 1}, "infos": {"b": {"is_active": False}}},
@@ -358,6 +379,14 @@ class TestPettingZoo:
         assert lanes.steps(1)[-1] == (-1, True, False)
         assert group.matches[0].outcomes.tolist() == [1, -1]
         assert lanes.step(0, 0) == [0]
+        group.close()
+
+    def test_a_game_of_turns_is_cut_off_at_the_limit(self) -> None:
+        group = make_group("pettingzoo/connect_four_v3", EnvConfig(max_episode_steps=3), 1)
+        lanes = Lanes(group)
+        assert [lanes.step(0, 1) for _ in range(3)] == [[1], [0], [0, 1]]
+        assert group.ended == [0]
+        assert [lanes.steps(lane)[-1] for lane in (0, 1)] == [(0, False, True)] * 2
         group.close()
 
     def test_parallel_games_are_used_as_they_are(self) -> None:

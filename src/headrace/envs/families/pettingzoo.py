@@ -120,6 +120,10 @@ class TurnBased:
     def action_space(self, agent: Any) -> Any:
         return self.game.action_space(agent)
 
+    def observe(self, agent: Any) -> Any:
+        """What the agent sees now, also where it is not its turn."""
+        return self.game.observe(agent)
+
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
         """Begin a match; returns the observation of the agent that moves first."""
         self.game.reset(seed=seed, options=options)

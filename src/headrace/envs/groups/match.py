@@ -99,6 +99,8 @@ class Match:
             here = self.env.agents
             cut = self._rules.max_steps is not None and self.steps + 1 >= self._rules.max_steps
             over = all(terminations.get(name) or truncations.get(name) for name in here) or cut
+            if cut:
+                observations = self._with_last(observations)
             for a, name in enumerate(self.names):
                 self._count(a, rewards.get(name), infos.get(name, ()))
                 if not self.playing[a]:
@@ -121,6 +123,13 @@ class Match:
             raise
         except faults() as error:
             raise self.fault(f"step failed: {cause(error)}") from error
+
+    def _with_last(self, observations: ByAgent) -> ByAgent:
+        """The observations of a step with which the match is cut off, and those of agents whose turn it is not."""
+        if (observe := getattr(self.env, "observe", None)) is None:
+            return observations
+        waiting = [name for a, name in enumerate(self.names) if self.playing[a] and name in self.env.agents]
+        return {name: observe(name) for name in waiting if name not in observations} | dict(observations)
 
     def _count(self, a: int, reward: Any, info: Any) -> None:
         """Add an agent's reward, in an episode or not, and keep the outcome in its info."""
@@ -151,7 +160,10 @@ class Match:
         """`flags`: terminated, truncated."""
         name, now = self.names[a], row.step
         if name not in observations and not flags[0]:
-            raise self.fault(f"{name} was truncated without its last observation, whose value is what is to be expected of it")
+            raise self.fault(
+                f"{name} was truncated without its last observation, whose value is what is to be expected of it. Where "
+                "envs.max_episode_steps cuts matches off, a method observe(agent) of the environment can give it"
+            )
         self._write(a, row, observations.get(name), infos, valid=False)
         now.terminated[0], now.truncated[0] = flags
         info = infos.get(name, {})
