@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import higher_wins
+import numpy as np
 import pytest
 from tiny_runs import trained
 
@@ -15,7 +17,8 @@ from headrace import cli
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core.errors import EnvironmentFault
 from headrace.envs.core.imports import import_files
-from headrace.envs.make import describe
+from headrace.envs.core.registry import register_parallel
+from headrace.envs.make import describe, make_parallel
 from headrace.evaluation.evaluate import evaluate
 from headrace.evaluation.matches import play
 from headrace.evaluation.policy import load_policy
@@ -95,6 +98,39 @@ def test_an_evaluation_does_not_favour_short_matches(tmp_path: Path) -> None:
     assert evaluate(policy, 5, num_envs=5).lengths == [9, 9, 8, 8, 7]
     higher_wins.Shorter.made = 0
     assert evaluate(policy, 5, num_envs=2).lengths == [9, 9, 8, 8, 9]
+
+
+class Numbered(higher_wins.HigherWins):
+    """Its agents have numbers for names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.possible_agents = [0, 1]  # type: ignore[list-item]
+
+    def observation_space(self, agent: Any) -> Any:
+        assert agent in (0, 1)
+        return super().observation_space(agent)
+
+    def step(self, actions: dict[Any, int]) -> tuple[Any, ...]:
+        *results, _ = super().step(actions)
+        return *results[:1], dict.fromkeys(actions, 0.0), *results[2:], {}
+
+
+register_parallel("numbered", agents=2)(lambda options, render_mode=None: Numbered())
+
+
+@pytest.mark.parametrize("env", ["higher-wins", "numbered"])
+def test_a_policy_acts_in_a_match_that_somebody_else_steps(tmp_path: Path, env: str) -> None:
+    policy = load_policy(trained(env, tmp_path / "run"), imports=[WORLD])
+    match: Any = make_parallel(env, EnvConfig())
+    seen, _ = match.reset(seed=1)
+    while match.agents:
+        seen, *_ = match.step({agent: policy.act(seen[agent]) for agent in match.agents})
+    actions, _ = policy.predict(np.stack([*seen.values()]))
+    assert actions.shape == (2,)
+    assert policy.module() is not None
+    with pytest.raises(ConfigError, match="no single environment to make"):
+        policy.make_env()
 
 
 def test_commands_on_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

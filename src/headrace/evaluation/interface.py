@@ -36,18 +36,22 @@ def interface(config: Config, spec: EnvSpec, number: int = 0) -> tuple[list[Leaf
     """The arrays that policy `number` observes, the arrays of its actions, and one environment, which the caller closes.
     Raises `ConfigError` if this environment has other spaces than the policy was trained with."""
     own = without_last_step(spec, names := last_step_names(config))
-    env: Any
-    if spec.agents:
-        env = make_parallel(config.env, config.envs)
-        agent = spec.agents[number % len(spec.agents)]
-        observation, action = env.observation_space(agent), env.action_space(agent)
-    else:
-        env = make_env(config.tasks[0], options_of(config.tasks[0], config.tasks, config.envs))
-        observation, action = env.observation_space, env.action_space
+    observation, action, env = one_environment(config, spec, number)
     if specs_of(observation, action, spec.name) != (own.observation, own.action):
         env.close()
         raise ConfigError(f"{spec.name}: one environment has other spaces than the policy was trained with")
     return leaves(observation) + [_last_step(name, spec.observation[name]) for name in names], _action_leaves(action), env
+
+
+def one_environment(config: Config, spec: EnvSpec, number: int) -> tuple[spaces.Space[Any], spaces.Space[Any], Any]:
+    """What policy `number` observes and does, and one environment that says so, which the caller closes."""
+    env: Any
+    if spec.agents:
+        env = make_parallel(config.env, config.envs)
+        agent = env.possible_agents[number % len(spec.agents)]
+        return env.observation_space(agent), env.action_space(agent), env
+    env = make_env(config.tasks[0], options_of(config.tasks[0], config.tasks, config.envs))
+    return env.observation_space, env.action_space, env
 
 
 def _last_step(name: str, array: ArraySpec) -> Leaf:

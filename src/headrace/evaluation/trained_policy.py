@@ -21,7 +21,7 @@ from headrace.envs.core.settings import options_of
 from headrace.envs.core.spaces import leaves
 from headrace.envs.groups.rewards import RewardTransform, reward_transform
 from headrace.envs.make import make_env, spaces_of
-from headrace.evaluation.interface import interface
+from headrace.evaluation.interface import interface, one_environment
 from headrace.evaluation.module import PolicyModule
 from headrace.learning.algorithm import Algorithm, Mode
 
@@ -173,8 +173,12 @@ class TrainedPolicy:
 
     @cached_property
     def _spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-        tasks = self.config.tasks
-        return spaces_of(tasks[0], options_of(tasks[0], tasks, self.config.envs))
+        if not self.spec.agents:
+            tasks = self.config.tasks
+            return spaces_of(tasks[0], options_of(tasks[0], tasks, self.config.envs))
+        observation, action, env = one_environment(self.config, self.spec, self.number)
+        env.close()
+        return observation, action
 
     @cached_property
     def _leaves(self) -> list[Any]:
