@@ -161,6 +161,13 @@ def test_eval_and_watch_have_the_whole_team(tmp_path: Path, capsys: pytest.Captu
     for policy, length in ((0, 6), (1, 3)):
         result = headrace.evaluate(run, 7, number=policy, imports=[THIS])
         assert result.lengths == [length] * 7
+    policy = headrace.load_policy(run, imports=[THIS])
+    mover = policy.team[1].generator.get_state()
+    headrace.evaluate(policy, 7, seed=3)
+    assert mover.equal(policy.team[1].generator.get_state()), "the same games would not be played again"
+    policy.team += [headrace.load_policy(run, policy=1, imports=[THIS])]
+    with policy.seeded(3):
+        assert len({player.generator.initial_seed() for player in policy.team}) == 3, "they would draw the same numbers"
     assert main(["play", run, "--import", THIS]) == 2
     assert "have different spaces, so no player can take every place" in capsys.readouterr().err
     pytest.importorskip("imageio_ffmpeg")

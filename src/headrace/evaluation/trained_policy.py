@@ -53,12 +53,18 @@ class TrainedPolicy:
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
-        """Context in which actions are sampled by a generator with this seed. Afterwards the policy's own generator continues."""
-        own, self.generator = self.generator, torch.Generator(self.device).manual_seed(seed)
+        """Context in which actions are sampled by a generator with this seed, and those of each other policy of its team by
+        another. Afterwards the policies' own generators continue."""
+        players = [self, *(other for other in self.team if other is not self)]
+        own = [player.generator for player in players]
+        seeds = [seed, *np.random.SeedSequence(seed).generate_state(len(players) - 1, np.uint64).tolist()]
+        for player, its in zip(players, seeds, strict=True):
+            player.generator = torch.Generator(player.device).manual_seed(its)
         try:
             yield
         finally:
-            self.generator = own
+            for player, generator in zip(players, own, strict=True):
+                player.generator = generator
 
     def reset(self) -> None:
         """The next observation given to `act` is the first of an episode."""
