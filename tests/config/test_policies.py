@@ -51,6 +51,7 @@ def test_all_policies_are_in_the_run_folder_also_where_its_name_follows_from_the
         ({"envs.frameskip": 2}, "before it is known which policy acts"),
         ({"run.name": "x"}, "share the run folder"),
         ({"seed": 3}, "follows from the run's seed"),
+        ({"cluster.window": 3}, "the same machines"),
         ({"learning.experience": "replay"}, "divide the processor"),
         ({"learning.learning_rat": 1.0}, "policy 1: there is no setting 'learning.learning_rat'"),
         ({"learning.learning_rate": -1.0}, "policy 1: learning.learning_rate is -1.0; it must be at least 0"),

@@ -18,6 +18,7 @@ SHARED = {
     "pbt": "it describes the whole population",
     "population": "it describes the whole population",
     "matches": "it describes who plays whom",
+    "cluster": "all policies act on the same machines",
     "run": "all policies share the run folder",
     "learning.experience": "trajectories and replay divide the processor between sampling and learning in different ways",
 }
