@@ -68,6 +68,9 @@ class EndlessMatch:
 
 
 headrace.envs.register("test/endless")(lambda options, render_mode=None: Endless())
+for name, limit in (("test/9", 9), ("test/none", None)):
+    samples = {"envs.max_episode_steps": limit, "envs.task_share": "samples"}
+    headrace.envs.register(name, defaults=samples)(lambda options, render_mode=None: Endless())
 register_parallel("endless-match", agents=2)(lambda options, render_mode=None: EndlessMatch())
 
 
@@ -100,6 +103,12 @@ def test_games_are_cut_off_at_the_limit(run: str) -> None:
     assert ", 5 at the limit of 7 steps, step 16" in str(result)
     with pytest.raises(ConfigError, match=r"max_episode_steps"):
         evaluate(run, 5, max_episode_steps=0)
+
+
+def test_the_limit_is_that_of_every_task(tmp_path: Path) -> None:
+    run = trained("test/9,test/none", tmp_path / "run")
+    assert evaluate(run, 4, max_episode_steps=7).lengths == [7] * 4
+    assert evaluate(run, 4, max_episode_steps=11).lengths == [11] * 4
 
 
 @pytest.mark.process

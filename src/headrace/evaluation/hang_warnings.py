@@ -9,6 +9,7 @@ from time import perf_counter
 
 from headrace.config import Config, EnvConfig, override
 from headrace.envs.core.contract import EnvGroup
+from headrace.envs.core.settings import without
 from headrace.processes.hangs import HangDetector
 
 QUIET = 60.0
@@ -25,11 +26,12 @@ LIMIT = (
 
 
 def with_limit(config: Config, max_episode_steps: int | None) -> EnvConfig:
-    """The settings of a run's environment; their longest episode (steps) is `max_episode_steps` where that is given. Raises
-    `ConfigError` for a number below 1."""
+    """The settings of a run's environment; their longest episode (steps) is `max_episode_steps` where that is given, of every
+    task. Raises `ConfigError` for a number below 1."""
     if max_episode_steps is None:
         return config.envs
-    return override(config, **{"envs.max_episode_steps": max_episode_steps}).envs
+    of_tasks = without(config.envs.task_options, {"envs.max_episode_steps"}, {})
+    return override(config, **{"envs.max_episode_steps": max_episode_steps, "envs.task_options": of_tasks}).envs
 
 
 def at_limit(lengths: list[int], options: EnvConfig) -> int:
