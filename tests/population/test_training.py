@@ -87,6 +87,18 @@ def test_a_population_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.Mo
     assert decisions(tmp_path / "parts") == decisions(tmp_path / "whole")
 
 
+def test_a_setting_that_is_mutated_is_that_of_the_checkpoint_and_the_user_is_told(tmp_path: Path) -> None:
+    few = {"population.size": 2, "learning.total_steps": 400, "pbt.mutable": {"learning.learning_rate": "scale"}}
+    headrace.train(population(tmp_path, **few, **{"learning.learning_rate": 0.01, "pbt.period": 10**6}))
+    more = few | {"learning.total_steps": 500, "learning.learning_rate": 0.5, "learning.entropy_coef": 0.02}
+    headrace.train(population(tmp_path, **more))
+    log = (tmp_path / "log.txt").read_text()
+    for p in range(2):
+        text = f"policy {p} goes on with the learning.learning_rate of its checkpoint, 0.01; 0.5 has no effect on what is mutated"
+        assert log.count(text) == 1
+    assert "entropy_coef of its" not in log
+
+
 @pytest.mark.parametrize("placement", ["served", pytest.param("inline", marks=pytest.mark.slow)])
 def test_learners_in_processes_copy_each_other(tmp_path: Path, placement: str) -> None:
     config = population(tmp_path, **{"sampling.placement": placement, "learning.total_steps": 4000})

@@ -55,6 +55,8 @@ class PbtPolicy:
         self._fresh = True  # whether the run begins, instead of going on from a checkpoint
         self._records: deque[dict[str, Any]] = deque(maxlen=NEWEST)
         self._explained = False  # whether the user was told why nothing is decided
+        self._overruled: dict[str, pbt.Value] = {}
+        """Hyperparameters for which a resumed run was given another value than it began with."""
 
     def _initial(self, name: str) -> pbt.Value:
         value = self._weights[name.removeprefix(REWARD)] if name.startswith(REWARD) else pbt.get(self._base, name)
@@ -77,6 +79,10 @@ class PbtPolicy:
         if self._pending is not None:
             self._ask(self._pending["donor"])
         yield from [Message("population", earlier, self._policy) for earlier in self._records]
+        for name, value in self._overruled.items():
+            goes_on = f"policy {self._policy} goes on with the {name} of its checkpoint, {self._values[name]:.4g}"
+            why = f"{value:.4g} has no effect on what is mutated"
+            yield Message("message", f"Population: {goes_on}; {why}", self._policy)
         if record is not None:
             yield self._report(record)
 
@@ -90,6 +96,8 @@ class PbtPolicy:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from `get_state`. Hyperparameters that were not mutated then begin with the settings."""
+        given, began = self._first, state["first"]
+        self._overruled = {name: value for name, value in given.items() if value != began.get(name, value)}
         self._values |= {name: value for name, value in state["values"].items() if name in self._values}
         self._first |= {name: value for name, value in state["first"].items() if name in self._first}
         self._decisions, self._next, self._pending = state["decisions"], state["next"], state["pending"]
