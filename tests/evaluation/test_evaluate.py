@@ -234,6 +234,11 @@ def test_newest_and_best(run):
         load_policy(run, which="latest")
 
 
+def test_an_environment_with_other_spaces_damages_no_checkpoint(run):
+    with pytest.raises(ConfigError, match=r"^gym/Acrobot-v1 has other observations or actions than test/countdown has: "):
+        evaluate(run, 1, env="gym/Acrobot-v1")
+
+
 def test_a_folder_without_a_checkpoint(run, tmp_path):
     (tmp_path / "config.json").write_text((run / "config.json").read_text())
     with pytest.raises(ConfigError, match="no checkpoint yet"):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import safetensors
-import torch
 
 from headrace import config as configs
 from headrace.config import ConfigError
@@ -68,6 +68,7 @@ def load_policy(
     config = configs.load(path)
     if (path.with_name(SHARED)).is_file():
         config = configs.override(config, **{f"envs.{name}": None for name in OF_ONE_MACHINE})
+    trained_in = config.env
     if env is not None:
         config = configs.override(config, env=env)
     check_device(device)
@@ -85,11 +86,12 @@ def load_policy(
     model = algorithm.make_model(spec, config)
     # The run folder may have been moved since it was trained.
     folder = configs.override(config, **{"run.folder": str(run)}).policy_folder(policy)
+    take = partial(_load, model, config.env, trained_in)
     if (folder / SHARED).is_file():
         _check_only(run, which=which)
-        step = _load_shared(model, folder / SHARED)
+        step = _load_shared(folder / SHARED, take)
     else:
-        found = _checkpoint(folder, which, lambda found: load_weights(model, found.unpack().get("model"), found.path))
+        found = _checkpoint(folder, which, lambda found: take(found.unpack().get("model"), found.path))
         for damage in found.damaged:
             warnings.warn(f"{damage}; using {found.path.name}", stacklevel=2)
         step = found.step
@@ -109,15 +111,25 @@ def _check_only(run: os.PathLike[str] | str, policy: int = 0, which: Which = "ne
         )
 
 
-def _load_shared(model: torch.nn.Module, path: Path) -> int:
-    """Take the weights of a shared policy; returns the step that they are of. Raises `CheckpointError` where they do not fit."""
+def _load(model: Any, env: str, trained_in: str, state: Any, path: Path) -> None:
+    """`load_weights` of a model that was made for `env`. Raises `ConfigError` where they do not fit since it is another one."""
+    try:
+        load_weights(model, state, path)
+    except CheckpointError as error:
+        if env == trained_in:
+            raise
+        raise ConfigError(f"{env} has other observations or actions than {trained_in} has: {error}") from error
+
+
+def _load_shared(path: Path, take: Callable[[Any, Path], None]) -> int:
+    """`take` the weights of a shared policy; returns the step that they are of. Raises `CheckpointError` for a damaged file."""
     try:
         with safetensors.safe_open(path, "pt") as file:
             step = int((file.metadata() or {})["step"])
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
     except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path} is damaged: {shortened(str(error))}") from error
-    load_weights(model, state, path)
+    take(state, path)
     return step
 
 
