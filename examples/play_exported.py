@@ -140,7 +140,7 @@ def main():
     policy = ExportedPolicy(asked.file, asked.seed)
     where = policy.contract["environment"]
     if not where["id"].startswith("gym/"):
-        parser.error(f"the policy is for {where['id']}, and this example makes Gymnasium's environments only: call `play` with yours")
+        parser.error(f"the policy is for {where['id']}, and this example makes only environments of Gymnasium: call `play`")
     env = gymnasium.make(where["id"].removeprefix("gym/"), **where["settings"]["kwargs"])
     returns = [play(policy, env, asked.seed + episode, asked.sample) for episode in range(asked.episodes)]
     print(f"{where['id']}: returns {', '.join(f'{x:.1f}' for x in returns)}; mean {np.mean(returns):.1f}")
