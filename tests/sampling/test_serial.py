@@ -88,6 +88,17 @@ def assert_resumed_is_straight(folder: Path, stops: tuple[int, ...], total_steps
     return straight
 
 
+def test_policies_that_have_learned_enough_do_not_keep_the_others_from_going_on_exactly(tmp_path: Path) -> None:
+    """Their environments wait for slots that nobody frees any more."""
+    both = {"learning.batch_size": 8 * 2, "learning.num_minibatches": 1, "learning.lr_schedule": "constant"}
+    both |= {"population.size": 2, "population.overrides": {"1": {"learning.total_steps": 200}}}
+    straight = run(tmp_path / "straight", 2000, **both)
+    run(tmp_path / "stopped", 1000, **both)
+    resumed = run(tmp_path / "stopped", 2000, **both)
+    assert straight.pop("moment") < resumed.pop("moment"), "of the checkpoints that all policies have in common"
+    assert_same(straight, resumed)
+
+
 def test_same_seed_same_bits_other_seed_other_bits(tmp_path: Path) -> None:
     one, two, other = run(tmp_path / "1", 1500), run(tmp_path / "2", 1500), run(tmp_path / "3", 1500, seed=1)
     assert_same(one["model"], two["model"])

@@ -232,10 +232,10 @@ class RolloutWorker:
     # -- exact resume -----------------------------------------------------------------------------------------------------
 
     def lane_state(self, lane: Lane) -> dict[str, Any]:
-        """The lane's policy and row, and the contents of its slot."""
+        """The lane's policy and row, and the contents of its slot, or what it takes to the next one."""
         arrays = self._store(lane).arrays
         slot = None if lane.slot < 0 else {name: array[lane.slot].copy() for name, array in arrays.items()}
-        return {"policy": lane.policy, "row": lane.t, "slot": slot}
+        return {"policy": lane.policy, "row": lane.t, "slot": slot, "last": lane.last and vars(lane.last)}
 
     def resume(self, group: Group, lanes: list[dict[str, Any]], acting: list[int], new_matches: list[int]) -> None:
         """Restore a group's lanes from `lane_state`. `acting`: indices of the acting lanes; `new_matches`: the matches that begin
@@ -244,6 +244,9 @@ class RolloutWorker:
             lane.policy = state["policy"]
             self.requests.policy[lane.number] = lane.policy
             if state["slot"] is None:
+                if last := state.get("last"):  # it waits for a slot again; older checkpoints have none of these
+                    lane.last, lane.t, group.busy = ObsRow(**last), state["row"], "slots"
+                    self._without_slots.append(group)
                 continue
             if not self._acquire(lane, timeout=0):
                 raise RuntimeError("no free slot to go on in")

@@ -157,14 +157,15 @@ class SerialSampler:
         return state
 
     def _world(self) -> dict[str, Any] | None:
-        """The state of environments, lanes and requests. None if environments cannot give theirs, or a lane waits for a slot."""
+        """The state of environments, lanes and requests. None if environments cannot give theirs, or an agent of a match waits
+        for a slot. (Where every policy has its environments, those of one that has learned enough wait for ever.)"""
         if not self._started:  # environments that were never reset have none
             return None
         requests = self._memory.requests
         envs = [[group.envs.get_state() for group in worker.groups] for worker in self.workers]
         groups, of_agents = self._groups, self._memory.standings is not None
-        without = any(group.busy for _, group in groups)
-        without |= any(lane.slot < 0 for _, group in groups for lane in group.lanes if not of_agents or lane.last is not None)
+        without = any(group.busy and (of_agents or group.busy != "slots" or group.seed is not None) for _, group in groups)
+        without |= of_agents and any(lane.slot < 0 and lane.last is not None for _, group in groups for lane in group.lanes)
         if without or any(state is None for state in chain(*envs)):
             return None
         stores = [p.trajectories for p in self._memory.policies]
