@@ -118,7 +118,8 @@ class ReplaySettings:
     have no effect there."""
 
     capacity: Annotated[int, Range(1, 10**10)] = 2_000_000
-    """Number of transitions that the replay keeps. It may hold more until the next eviction."""
+    """Number of transitions that the replay keeps, in a population the replay of each policy. It may hold more until the next
+    eviction."""
     slack: Annotated[float, Range(1, 1000)] = 1.1
     """The replay has memory for this many times its capacity. Proportional eviction keeps some transitions longer and needs
     more memory."""
