@@ -15,6 +15,7 @@ from headrace.config import EnvConfig
 from headrace.envs.core.contract import EnvGroup, EnvSpec, LaneRow, ObsRow, StepRow
 from headrace.envs.core.spaces import specs_of
 from headrace.envs.groups.base import Completion
+from headrace.envs.groups.episode_statistics import LIFE_LOST
 from headrace.envs.groups.local import LocalGroup
 from headrace.envs.groups.rewards import reward_transform
 
@@ -56,6 +57,15 @@ class CountingEnv(gymnasium.Env):
 
     def observation(self) -> np.ndarray:
         return np.array([self.seed, self.episode, self.count, self.last], np.float32)
+
+
+class LosingLives(CountingEnv):
+    """A life is lost at the end of every episode; the game is over with the third."""
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, _ = super().step(action)
+        over = terminated or truncated
+        return observation, reward, over, False, {LIFE_LOST: over and self.episode % 3 != 2}
 
 
 class BadEnv(CountingEnv):

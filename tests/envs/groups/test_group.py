@@ -20,6 +20,7 @@ from worlds import (
     BadEnv,
     CountingEnv,
     DelayedGroup,
+    LosingLives,
     episode_length,
     local_group,
     random_actions,
@@ -34,7 +35,6 @@ from headrace.envs.core.contract import MASK_KEY, EnvGroup, LaneRow
 from headrace.envs.core.errors import EnvironmentFault, OutOfBounds
 from headrace.envs.groups.base import Completion
 from headrace.envs.groups.checks import BOUNDS_PERIOD, flag
-from headrace.envs.groups.episode_statistics import LIFE_LOST
 from headrace.envs.groups.rewards import reward_transform
 from headrace.envs.groups.vector import VectorGroup
 from headrace.sampling.worker_process import warnings_reported
@@ -235,20 +235,12 @@ def test_rewards_are_squashed_and_negative_ones_count_less(clip: float | None) -
     assert (got[0], got[-1]) == (-1.5, clip or 5.0)
 
 
-class Lives(CountingEnv):
-    """A life is lost at the end of every episode; the game is over with the third."""
-
-    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, _ = super().step(action)
-        over = terminated or truncated
-        return observation, reward, over, False, {LIFE_LOST: over and self.episode % 3 != 2}
-
-
 @pytest.mark.parametrize("listed_infos", [False, True])
 @pytest.mark.parametrize("mode", [None, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
 def test_lost_lives_end_episodes_but_not_games(mode: AutoresetMode | None, listed_infos: bool) -> None:
     kind = listed if listed_infos else SyncVectorEnv
-    group = local_group([Lives()]) if mode is None else VectorGroup(kind([Lives], autoreset_mode=mode), EnvConfig(), "lives")
+    envs = [LosingLives]
+    group = local_group([LosingLives()]) if mode is None else VectorGroup(kind(envs, autoreset_mode=mode), EnvConfig(), "lives")
     now, after = rows_for(group.spec, 1)
     reset_group(group, 0, after)
     games, ends, total, steps = [], 0, 0.0, 0
