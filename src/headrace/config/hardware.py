@@ -75,7 +75,7 @@ def native_bf16(device: str) -> bool:
 
 def cpu_has_fast_bf16(cpuinfo: str) -> bool:
     """By /proc/cpuinfo. Intel's processors are fast in AMX, which virtual machines may hide. In AVX-512 alone bf16 took one of
-    them 1.5 times as long as float32, and AMD's 0.6 to 0.9 times (docs/performance.md)."""
+    them 1.5 times as long as float32, and AMD's 0.6 to 0.9 times (docs/performance-results.md)."""
     if re.search(r"\bavx512_bf16\b", cpuinfo):
         return "GenuineIntel" not in cpuinfo or re.search(r"\bamx_bf16\b", cpuinfo) is not None
     return re.search(r"\b(amx_bf16|bf16)\b", cpuinfo) is not None

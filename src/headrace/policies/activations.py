@@ -15,7 +15,7 @@ _AS_FAST_AS = 4  # with more threads than this PyTorch's is faster than one thre
 
 
 class ELU(nn.Module):
-    """x where x > 0, else e^x - 1. On the CPU in a third to half of the time of `torch.nn.ELU` (docs/performance.md)."""
+    """x where x > 0, else e^x - 1. On the CPU in a third to half of the time of `torch.nn.ELU` (docs/performance-results.md)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape, float32 or bf16 (others, and other devices, by PyTorch)."""

@@ -18,7 +18,7 @@ def channels_last(image: Tensor, dtype: torch.dtype, factor: int = 1) -> Tensor:
     its `torch.nn.functional.pixel_unshuffle`, [N, C factor^2, H / factor, W / factor].
 
     For uint8 on the CPU, whose planes lie one behind the other, in one pass instead of PyTorch's two or three, with the same bits
-    (docs/performance.md): bytes are best left in that order until they come here.
+    (docs/performance-results.md): bytes are best left in that order until they come here.
     """
     plain = image.dtype == torch.uint8 and image.device.type == "cpu" and image.is_contiguous() and dtype in _KINDS
     few = factor > 1 or torch.get_num_threads() <= _AS_FAST_AS

@@ -196,7 +196,7 @@ def defaults(name: str) -> dict[str, Any]:
     minutes than one epoch over more experience.
 
     Without a GPU environments, policy and learner take turns in one process, each with all cores: on few cores that is faster
-    than processes that share them. docs/performance.md has the measurements.
+    than processes that share them. docs/performance-results.md has the measurements.
 
     Pong, as an introduction, has a goal at which training ends, and for the other algorithms few environments with long
     trajectories and a large learning rate that falls linearly.
