@@ -1,6 +1,6 @@
 """From trajectories to the replay, one environment after the other in NumPy: what `TrajectoryWriter` must write, to the last bit.
 
-This is how the replay was written before; docs/ape-x.md compares the two.
+This is how the replay was written before; docs/ape-x-results.md compares the two.
 """
 
 from __future__ import annotations
