@@ -439,10 +439,10 @@ def test_a_replay_whose_learner_was_killed_while_it_was_restored_says_so(
     whole.experience.save(tmp_path)
     state, restore = whole.experience.get_state(), replay_state._restore_history
 
-    def killed(replay: Replay, history: int, first: int, path: Path) -> int:
+    def killed(replay: Replay, history: int, *where: Any) -> int:
         if history == 1:
             raise KeyboardInterrupt
-        return restore(replay, history, first, path)
+        return restore(replay, history, *where)
 
     monkeypatch.setattr(replay_state, "_restore_history", killed)
     with pytest.raises(KeyboardInterrupt):

@@ -10,8 +10,9 @@ import pytest
 from history_writer import HistoryWriter
 from naive_replay import Episodes, NaiveReplay, check_batch, fields, known, write
 
+import headrace._native.replay as native
 from headrace.experience.replay import state as replay_state
-from headrace.experience.replay.buffer import Replay, ReplayConfig
+from headrace.experience.replay.buffer import Replay, ReplayConfig, ReplayField
 
 
 def run(replay: Replay, naive: NaiveReplay, episodes: list[Episodes], rounds: int) -> None:
@@ -131,3 +132,44 @@ def test_another_shape_is_refused(tmp_path: Path) -> None:
         replay_state.restore(Replay(ReplayConfig(histories=2, capacity=90), fields((6, 6), 3)), tmp_path)
     with pytest.raises(FileNotFoundError):
         replay_state.restore(Replay(ReplayConfig(histories=2, capacity=90), fields((6, 5), 3)), tmp_path / "nowhere")
+
+
+def test_restored_rows_have_the_discount_of_now(tmp_path: Path) -> None:
+    """`learning.gamma` may change when a run is resumed; where an episode terminated the discount stays 0."""
+    config = ReplayConfig(histories=1, capacity=90, minimum=1, n_step=2)
+    replay = Replay(config, {"observation": ReplayField((1,), np.float32, stack=1)})
+    numbers, zeros = np.arange(12, dtype=np.float32), np.zeros(12, np.uint8)
+    ended = np.where(numbers == 5, native.LAST, 0).astype(np.uint8) | np.where(numbers == 6, native.FIRST, 0).astype(np.uint8)
+    discount = np.where(numbers == 5, 0, 0.9).astype(np.float32)
+    replay.native.append(0, [numbers[:, None]], np.ones_like(numbers), discount, zeros | ended)
+    replay.native.ready(0, np.ones(10, np.float32))
+    replay_state.save(replay, tmp_path, contents=True)
+    again = Replay(config, replay.fields)
+    assert replay_state.restore(again, tmp_path, gamma=0.5)
+    batch = again.sample(200)
+    assert batch is not None
+    at = batch.first["observation"][:, 0].numpy()
+    assert {4.0, 5.0} < set(at.tolist())
+    np.testing.assert_allclose(batch.discount, np.where((at == 4) | (at == 5), 0, 0.25))
+    np.testing.assert_allclose(batch.reward, np.where(at == 5, 1, 1.5))
+
+
+@pytest.mark.parametrize(("old", "new"), [(8.0, 2.0), (2.0, 8.0), (None, 4.0), (4.0, None)])
+def test_another_ratio_counts_from_the_restored_state_on(tmp_path: Path, old: float | None, new: float | None) -> None:
+    """It does not have to be made up for the transitions of before, for which everybody would wait."""
+    config = ReplayConfig(histories=2, capacity=90, minimum=10, samples_per_insert=old, ratio_band=20)
+    replay, naive = Replay(config, fields((6, 5), 3)), NaiveReplay(config, 3)
+    run(replay, naive, [Episodes(np.random.default_rng(history), (6, 5)) for history in range(2)], 5)
+    while old is not None and replay.may_sample(10):
+        replay.sample_keys(10)
+    replay_state.save(replay, tmp_path, contents=True)
+    again = Replay(dataclasses.replace(config, samples_per_insert=new), replay.fields)
+    assert replay_state.restore(again, tmp_path)
+    assert again.may_insert()
+    drawn = 0
+    while new is not None and again.may_sample(1):
+        again.sample_keys(1)
+        drawn += 1
+    assert drawn <= 40
+    run(again, naive, [Episodes(np.random.default_rng(history + 9), (6, 5)) for history in range(2)], 3)
+    assert again.may_sample(1)

@@ -69,6 +69,7 @@ class ReplayExperience(Experience):
         envs: Sequence[int] | None = None,
     ):
         self._settings, self._size, self._device = config.replay, config.learning.batch_size, config.device
+        self._gamma = config.learning.gamma
         self._store, self._control, self._replay, self._collect = store, control, replay, collect
         self._sequences = sequences_of(config)
         self._here = replay if isinstance(replay, Replay) else None  # the replay, if it is in this machine's memory
@@ -176,7 +177,7 @@ class ReplayExperience(Experience):
             part = f"The replay holds {there.size:,} transitions, a part of the checkpoint's"
             return [f"{part}: its learner ended while it restored them; it is filled again"]
         try:
-            if not replay_state.restore(self._here, folder / REPLAY_FOLDER):
+            if not replay_state.restore(self._here, folder / REPLAY_FOLDER, self._gamma):
                 return []
         except (ValueError, OSError) as error:
             return [f"{error}: the replay is filled again"]

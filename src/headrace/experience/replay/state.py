@@ -14,7 +14,7 @@ from safetensors.numpy import save as to_bytes
 
 import headrace._native.replay as native
 from headrace.config.file_reading import read_json
-from headrace.experience.replay.buffer import Replay
+from headrace.experience.replay.buffer import Replay, ReplayConfig
 from headrace.runs.files import read_synced, write_synced, write_whole
 
 _STATE = "replay.json"
@@ -42,8 +42,9 @@ def save(replay: Replay, folder: os.PathLike[str] | str, contents: bool) -> Path
     return folder
 
 
-def restore(replay: Replay, folder: os.PathLike[str] | str) -> bool:
-    """Fill an empty replay with what `save` wrote; says whether there were contents. Keys given out before stay valid.
+def restore(replay: Replay, folder: os.PathLike[str] | str, gamma: float | None = None) -> bool:
+    """Fill an empty replay with what `save` wrote; says whether there were contents. Keys given out before stay valid. `gamma`:
+    the discount that rows have from now on, 0 after termination; None: the one that they had.
 
     Raises:
         FileNotFoundError: `folder` holds no finished state.
@@ -72,12 +73,23 @@ def restore(replay: Replay, folder: os.PathLike[str] | str) -> bool:
     for history, (_, digest) in enumerate(saved):
         _check_history(replay, _history_path(folder, history), digest)
     for history, (first, _) in enumerate(saved):
-        newest = _restore_history(replay, history, first, _history_path(folder, history))
+        newest = _restore_history(replay, history, first, _history_path(folder, history), gamma)
         # Counters are saved first; what arrived meanwhile has later numbers, which must not be given out a second time.
         stats["inserts"] = max(stats["inserts"], newest + 1)
     if saved:
+        stats["samples"] = _samples_in_balance(replay.config, before, stats)
         replay.native.restore_statistics(stats, random)
     return bool(saved)
+
+
+def _samples_in_balance(now: ReplayConfig, before: dict[str, Any], stats: dict[str, int]) -> int:
+    """The count of samples with which as many more are allowed as were before. With another ratio or minimum the saved count
+    would make the learner or the rollout workers wait until the whole past is made up for."""
+    ratio, old = now.samples_per_insert, before["samples_per_insert"]
+    if ratio is None or (ratio, now.minimum) == (old, before["minimum"]):
+        return stats["samples"]
+    allowed = 0.0 if old is None else max(0.0, old * (stats["inserts"] - before["minimum"]) - stats["samples"])
+    return max(0, round(ratio * (stats["inserts"] - now.minimum) - allowed))
 
 
 def restored_in_part(replay: Replay, folder: os.PathLike[str] | str) -> bool:
@@ -150,17 +162,19 @@ def _save_history(replay: Replay, history: int, path: Path) -> dict[str, Any]:
     return {"first": int(low), "sha256": write_synced(path, data)}
 
 
-def _restore_history(replay: Replay, history: int, first: int, path: Path) -> int:
+def _restore_history(replay: Replay, history: int, first: int, path: Path, gamma: float | None) -> int:
     """Returns the newest arrival number of its transitions; -1 if there are none."""
     data = load(path.read_bytes())
-    flags, ready = data["flags"], int(data["ready"][0])
+    flags, ready, discount = data["flags"], int(data["ready"][0]), data["discount"]
+    if gamma is not None:
+        discount[discount != 0] = gamma
     replay.native.restore_history(history, first, int(flags[0] >> native.FLAG_BITS) if len(flags) else 0)
     mask = np.uint32((1 << native.FLAG_BITS) - 1)  # of the flags; the rest is the age, which follows from them
     for start in range(0, len(flags), 1024):
         part = slice(start, start + 1024)
         fields = [data[f"field.{name}"][part] for name in replay.fields]
         own_flags = (flags[part] & mask).astype(np.uint8)
-        replay.native.append(history, fields, data["reward"][part], data["discount"][part], own_flags)
+        replay.native.append(history, fields, data["reward"][part], discount[part], own_flags)
     replay.native.ready(history, data["priorities"][:ready])
     replay.native.restore_stamps(history, first, data["stamps"][:ready])
     there = data["priorities"][:ready] >= 0
