@@ -1,7 +1,7 @@
 """Every block of commands and of Python in the pages runs as it stands, in order, from an empty folder.
 
 The commands are the pages' own lines in a shell; only their length is another. The shell finds a `headrace` that adds flags for
-short trainings, few games and few Doom environments, and a `pip` that does nothing.
+short trainings, few games and few Doom environments, and a `pip` and a `make` that do nothing.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def programs(tmp_path: Path) -> dict[str, str]:
     """The environment of a reader's shell."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name, text in {"headrace": HEADRACE, "pip": NOTHING, "python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'}.items():
+    python = f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
+    for name, text in {"headrace": HEADRACE, "pip": NOTHING, "make": NOTHING, "python": python}.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     (tmp_path / "short.py").write_text(SHORT)
