@@ -7,7 +7,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TransformReward
 
 from headrace.config import EnvConfig
 from headrace.envs.core.contract import LaneRow, ObsRow, StepRow
@@ -85,3 +87,26 @@ def test_settings_that_the_batch_does_not_have_are_applied_to_single_environment
     group = make_group("gym/CartPole-v1", options, N)
     assert isinstance(group, LocalGroup)
     group.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "first_return"),
+    [
+        ({}, 8.0),  # no limit of steps, which the batch needs
+        ({"max_episode_steps": 50, "kwargs": {"sutton_barto_reward": True}}, -1.0),
+        ({"max_episode_steps": 50, "additional_wrappers": (TransformReward.wrapper_spec(func=lambda reward: 2 * reward),)}, 16.0),
+    ],
+    ids=["no limit", "kwargs", "wrappers"],
+)
+def test_an_id_of_the_users_own_keeps_what_it_was_registered_with(
+    arguments: dict[str, Any], first_return: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = EnvSpec("OwnCartPole-v0", entry_point="gymnasium.envs.classic_control.cartpole:CartPoleEnv", **arguments)
+    monkeypatch.setitem(gymnasium.registry, spec.id, spec)
+    envs = make_vec(f"gym/{spec.id}", N)
+    envs.reset(seed=0)
+    total, over = 0.0, False
+    while not over:
+        _, reward, terminated, _, _ = envs.step(np.ones(N, np.int64))
+        total, over = total + reward[0], terminated[0]
+    assert total == first_return

@@ -84,9 +84,12 @@ def make_vector(name: str, options: EnvConfig, num_envs: int) -> VectorEnv | Non
     changed = images or o.info_action_mask or (o.frameskip or 1) > 1 or o.kwargs or o.reward_weights
     if _entry_point(name) != _CARTPOLE_CLASS or num_envs < _FEWEST or changed:
         return None
+    registered = gymnasium.registry[name]  # perhaps by the user
+    limit = options.max_episode_steps or registered.max_episode_steps
+    if registered.kwargs or registered.additional_wrappers or limit is None:
+        return None
     from headrace.envs.families.gym_cartpole import CartPoles
 
-    limit: Any = options.max_episode_steps or gymnasium.registry[name].max_episode_steps
     return CartPoles(num_envs, limit)
 
 
