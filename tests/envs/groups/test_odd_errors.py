@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
-from worlds import CountingEnv, local_group, reset_group, rows_for, step_group
+from worlds import CountingEnv, LosingLives, local_group, reset_group, rows_for, step_group
 
 from headrace.config import EnvConfig
 from headrace.envs.core import registry
 from headrace.envs.core.errors import EnvironmentFault, cause
 from headrace.envs.groups import base
+from headrace.envs.groups.episode_statistics import LIFE_LOST
 from headrace.envs.groups.vector import VectorGroup
 from headrace.envs.make import make_group
 from headrace.processes.interrupt import interrupts
@@ -105,3 +106,24 @@ def test_results_of_vector_environments_have_one_number_for_each_environment(par
     reset_group(vector, 7, after)
     with pytest.raises(EnvironmentFault, match=rf"step failed: ValueError: {name} has shape \(2, 1\); one number .* is \(2,\)"):
         step_group(vector, np.zeros((2, 1), np.int32), now, after)
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("kind", [np.bool_, int], ids=["numpy", "int"])
+def test_lost_lives_of_vector_environments_may_be_flags_of_several_types(mode: AutoresetMode, kind: Any) -> None:
+    """Gymnasium makes an array of objects of NumPy's flags, and of numbers one of numbers."""
+
+    class Lives(LosingLives):
+        def step(self, action: int) -> Any:
+            *results, info = super().step(action)
+            return *results, {LIFE_LOST: kind(info[LIFE_LOST])}
+
+    groups = [VectorGroup(SyncVectorEnv([each] * 2, autoreset_mode=mode), EnvConfig(), "lives") for each in (Lives, LosingLives)]
+    rows = [rows_for(group.spec, 2) for group in groups]
+    for group, (_, after) in zip(groups, rows, strict=True):
+        reset_group(group, 7, after)
+    for _ in range(40):
+        for group, (now, after) in zip(groups, rows, strict=True):
+            step_group(group, np.zeros((2, 1), np.int32), now, after)
+        for name in ("terminated", "reward", "episode_return", "episode_length"):
+            np.testing.assert_array_equal(*(getattr(now, name) for now, _ in rows))

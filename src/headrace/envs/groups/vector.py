@@ -74,6 +74,8 @@ class VectorGroup(OneAgentGroup):
             ended = now.terminated | now.truncated
             lasts = infos.get("final_info", infos)  # where the infos of episodes' last steps are
             lost = next((found[LIFE_LOST] for found in (lasts, infos) if LIFE_LOST in found), None)
+            if lost is not None and not self.tensors:
+                lost = np.asarray(lost, bool)  # Gymnasium makes an array of objects of NumPy's flags
             over = ended if lost is None else ended & ~lost
             if now.episode_info is not None and over.any():
                 last = numbers_of(lasts, self.spec.info_metrics, over.shape)
