@@ -149,6 +149,14 @@ def test_resize_averages() -> None:
     assert resize(board[..., :1], (20, 20)).shape == (20, 20, 1)
 
 
+@pytest.mark.parametrize("size", [(20, 30), (13, 17), (13, 90), (30, 50)])
+def test_images_of_many_channels_are_resized_as_each_of_these(size: tuple[int, int]) -> None:
+    """A stack of four RGB images has 12. OpenCV's area averaging takes four at most."""
+    image = np.random.default_rng(0).integers(0, 256, (40, 60, 12), np.uint8)
+    each = [resize(image[..., k : k + 1].copy(), size) for k in range(12)]
+    np.testing.assert_array_equal(resize(image, size), np.concatenate(each, axis=2))
+
+
 def test_the_action_mask_of_the_info_becomes_part_of_the_observation() -> None:
     options = EnvConfig(info_action_mask=True)
     env = make_env("gym/Taxi-v4", options)

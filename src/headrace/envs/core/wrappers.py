@@ -97,6 +97,8 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
             shrunk = np.empty((channels, *size), np.uint8)
             _bilinear((height, width, 1), size, get_ident()).shrink(planes, shrunk, channels)
             return shrunk.transpose(1, 2, 0)
+    if channels > 4 and not mild:  # OpenCV averages four at most
+        return np.concatenate([resize(image[..., k : k + 4], size) for k in range(0, channels, 4)], axis=2)
     import cv2
 
     resized = cv2.resize(image, size[::-1], interpolation=cv2.INTER_LINEAR if mild else cv2.INTER_AREA)
