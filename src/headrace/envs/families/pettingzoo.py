@@ -110,6 +110,7 @@ class TurnBased:
         self.game = game
         self.possible_agents = list(game.possible_agents)
         self.agents: list[Any] = []
+        self._present: list[Any] = []  # also agents whose episode has ended, until the game takes them out
         self._selected: Any = None  # the agent whose turn it is
         self.metadata = getattr(game, "metadata", {})
         self.render_mode = getattr(game, "render_mode", None)
@@ -127,12 +128,12 @@ class TurnBased:
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
         """Begin a match; returns the observation of the agent that moves first."""
         self.game.reset(seed=seed, options=options)
-        self.agents = list(self.game.agents)
+        self.agents = self._present = list(self.game.agents)
         return self._turn(), dict(self.game.infos)
 
     def step(self, actions: dict[Any, Any]) -> tuple[Any, Any, Any, Any, Any]:
         """Make one move, with the action of the agent whose turn it is."""
-        game, agents = self.game, self.agents
+        game, agents = self.game, self._present
         game.step(actions[self._selected])
         # each attribute is read once, since every wrapper of the game looks it up in the next one
         rewards, terminated, truncated, infos = game.rewards, game.terminations, game.truncations, dict(game.infos)
@@ -140,10 +141,11 @@ class TurnBased:
         terminations = {agent: bool(terminated.get(agent)) for agent in agents}
         truncations = {agent: bool(truncated.get(agent)) for agent in agents}
         ended = [agent for agent in agents if terminations[agent] or truncations[agent]]
-        observations = {agent: game.observe(agent) for agent in ended}
+        observations = {agent: game.observe(agent) for agent in ended if agent in self.agents}
         while ended and game.agents and (game.terminations[game.agent_selection] or game.truncations[game.agent_selection]):
             game.step(None)
-        self.agents = list(game.agents)
+        self._present = list(game.agents)
+        self.agents = [agent for agent in self._present if agent not in ended]
         return observations | self._turn(), rewards, terminations, truncations, infos
 
     def _turn(self) -> dict[Any, Any]:
