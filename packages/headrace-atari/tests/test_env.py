@@ -10,7 +10,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import headrace_atari  # noqa: F401 - registers the ids
-from headrace_atari import AtariVector
+from headrace_atari import AtariEnv, AtariVector
 
 gymnasium.register_envs(ale_py)
 
@@ -104,6 +104,10 @@ def test_bad_options_are_refused():
         ({"obs_type": "depth"}, "obs_type"),
         ({"frameskip": 0}, "frameskip"),
         ({"frameskip": (4, 4)}, "frameskip"),
+        ({"frameskip": (2, 3, 4)}, "frameskip"),
+        ({"frameskip": (2.5, 5)}, "frameskip"),
+        ({"max_num_frames_per_episode": -1}, "max_num_frames_per_episode"),
+        ({"max_num_frames_per_episode": 2**31}, "max_num_frames_per_episode"),
         ({"mode": 99}, "mode"),
         ({"difficulty": 9}, "difficulty"),
         ({"repeat_action_probability": 1.5}, "repeat_action_probability"),
@@ -111,6 +115,14 @@ def test_bad_options_are_refused():
     ):
         with pytest.raises(ValueError, match=what):
             gymnasium.make("headrace/Pong-v5", **options).unwrapped  # noqa: B018
+    for name, value in (
+        ("frameskip", 2.5), ("frameskip", "4"), ("difficulty", 1.0), ("max_num_frames_per_episode", 2.5), ("mode", "a"),
+        ("full_action_space", "all"), ("continuous_action_threshold", "x"), ("repeat_action_probability", "x"),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=f"^{name} is {value!r}, must be "):
+            AtariEnv("pong", **{name: value})
+    for frameskip in (np.int64(4), [2, 5]):  # a list as in JSON
+        AtariEnv("pong", frameskip=frameskip)
     env = gymnasium.make("headrace/Pong-v5").unwrapped
     env.reset(seed=0)
     for action in (6, -1, 2**32 + 1):

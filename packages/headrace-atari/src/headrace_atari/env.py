@@ -15,7 +15,7 @@ from gymnasium.utils import seeding
 
 import headrace_atari._native.atari as native
 from headrace_atari.actions import action_space, discrete_actions
-from headrace_atari.options import require
+from headrace_atari.options import require, require_types
 from headrace_atari.roms import games, load_game
 
 OBSERVATIONS = {"rgb": "rgb", "grayscale": "gray", "ram": "ram"}  # by name: the console's function
@@ -37,7 +37,7 @@ class AtariEnv(gymnasium.Env[np.ndarray, Any]):
         mode: int | None = None,
         difficulty: int | None = None,
         obs_type: str = "rgb",
-        frameskip: int | tuple[int, int] = 4,
+        frameskip: int | tuple[int, int] | list[int] = 4,
         repeat_action_probability: float = 0.25,
         full_action_space: bool = False,
         continuous: bool = False,
@@ -45,31 +45,33 @@ class AtariEnv(gymnasium.Env[np.ndarray, Any]):
         max_num_frames_per_episode: int | None = None,
         render_mode: str | None = None,
     ) -> None:
-        """The arguments of `ale_py.env.AtariEnv`, without sound. Raises `ValueError` for an option out of its range, and what
-        `rom_path` raises.
+        """The arguments of `ale_py.env.AtariEnv`, without sound. Raises `ValueError` for an option out of its range, `TypeError`
+        for one of another type, and what `rom_path` raises.
 
         Args:
             frameskip: Frames per step; (low, high): a random number from low to high - 1 for each step.
-            max_num_frames_per_episode: Frames, those of the reset counted, after which an episode is truncated.
+            max_num_frames_per_episode: Frames, those of the reset counted, after which an episode is truncated. None or 0: never.
         """
+        require_types(AtariEnv.__init__, **{name: value for name, value in locals().items() if name != "self"})
         load_game(game)  # what is wrong with it is said first
         facts = games()[game]
-        least, most = (frameskip, frameskip + 1) if isinstance(frameskip, int) else frameskip
+        skips = frameskip if isinstance(frameskip, tuple | list) else (frameskip, frameskip + 1)
+        whole = len(skips) == 2 and all(isinstance(frames, int | np.integer) for frames in skips)
         modes, levels = facts["modes"], facts["difficulties"]
-        require(1 <= least < most, f"frameskip is {frameskip}, must be positive, or (low, high) with 0 < low < high")
+        order = "must be positive, or (low, high) with 0 < low < high"
+        require(whole and 1 <= skips[0] < skips[1], f"frameskip is {frameskip}, {order}")
         require(obs_type in OBSERVATIONS, f"obs_type is {obs_type!r}, must be one of {', '.join(OBSERVATIONS)}")
         require(mode is None or mode in modes, f"{game} has no mode {mode}, only {modes}")
         require(difficulty is None or difficulty in levels, f"{game} has no difficulty {difficulty}, only {levels}")
-        sticky = repeat_action_probability
+        sticky, limit = repeat_action_probability, max_num_frames_per_episode or 0
         require(0 <= sticky < 1, f"repeat_action_probability is {sticky}, must be in [0, 1)")
+        require(0 <= limit < 2**31, f"max_num_frames_per_episode is {limit}, must be None or in 0..{2**31 - 1}")
         require(render_mode in (None, "rgb_array"), f"render_mode is {render_mode!r}, must be rgb_array or None")
         self.render_mode = render_mode
-        self.metadata = type(self).metadata | {"render_fps": 60 // least}
-        self._frames = least, most
+        self.metadata = type(self).metadata | {"render_fps": 60 // skips[0]}
+        self._frames = tuple(skips)
         self._game, self._was_reset = game, False
-        self._settings = (
-            -1 if mode is None else mode, difficulty or 0, repeat_action_probability, True, max_num_frames_per_episode or 0,
-        )  # fmt: skip
+        self._settings = -1 if mode is None else mode, difficulty or 0, sticky, True, limit
         self._native: native.Emulator | None = self._switched_on()
         self._threshold = continuous_action_threshold
         self._actions = facts["legal_actions" if full_action_space else "minimal_actions"]
