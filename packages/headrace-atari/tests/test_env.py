@@ -151,7 +151,7 @@ def test_out_of_turn():
 
 @pytest.mark.parametrize("name", ["Pong", "Skiing"])
 def test_action_meanings(name):
-    for options in ({}, {"full_action_space": True}):
+    for options in ({}, {"full_action_space": True}, {"continuous": True}):
         ours, theirs = (gymnasium.make(f"{family}/{name}-v5", **options).unwrapped for family in ("headrace", "ALE"))
         assert ours.get_action_meanings() == theirs.get_action_meanings()
 

@@ -74,7 +74,7 @@ class AtariEnv(gymnasium.Env[np.ndarray, Any]):
         self._settings = -1 if mode is None else mode, difficulty or 0, sticky, True, limit
         self._native: native.Emulator | None = self._switched_on()
         self._threshold = continuous_action_threshold
-        self._actions = facts["legal_actions" if full_action_space else "minimal_actions"]
+        self._actions = facts["legal_actions" if full_action_space or continuous else "minimal_actions"]
         self.action_space: gymnasium.Space[Any] = action_space(continuous, len(self._actions))
         self._picture = OBSERVATIONS[obs_type]
         self.observation_space = Box(0, 255, self._observe().shape, np.uint8)
