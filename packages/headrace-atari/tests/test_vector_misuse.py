@@ -1,6 +1,7 @@
 """`AtariVector` used in ways that peers' test suites and an audit have tried: each is right, or refused with the reason."""
 
 import gc
+import multiprocessing
 import os
 import re
 import signal
@@ -214,6 +215,31 @@ def test_a_closed_environment_says_so():
     for use in (env.reset, env.recv, lambda: env.step(np.array([0])), lambda: env.save_state(0)):
         with pytest.raises(gymnasium.error.ClosedEnvironmentError, match="closed"):
             use()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+@pytest.mark.parametrize(("num_threads", "said"), [(1, "its threads"), (None, "played")])
+def test_a_forked_process_has_no_threads_and_says_so(num_threads, said):
+    env = AtariVector("pong", 2, num_threads=num_threads)
+    env.reset(seed=0)
+
+    def play(answers):
+        try:
+            env.reset(seed=0)
+            answers.send("played")
+        except RuntimeError as error:
+            answers.send(str(error))
+
+    answer, answers = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=play, args=(answers,), daemon=True)
+    child.start()
+    try:
+        assert answer.poll(20), "it waits for threads that are not there"
+        assert said in answer.recv()
+    finally:
+        child.kill()
+        child.join()
+    env.step(np.zeros(2, int))
 
 
 def test_threads_are_bound_to_processors_in_turn():

@@ -104,6 +104,7 @@ class AtariVector(VectorEnv):
         consoles = [loaded[name] for name in self.game_names]
         self._native = self._consoles(consoles, step_options, thread_affinity_offset, device, kernels)
         self._on_device, self._user, self._was_reset = device != "cpu", OneUser(), False
+        self._process = os.getpid()
         self._strengths = np.ones(self.batch_size, np.float32)
         self._received = np.arange(num_envs)
         self._out: np.ndarray | None = None
@@ -335,6 +336,11 @@ class AtariVector(VectorEnv):
     def _open(self) -> Any:
         if self._native is None:
             raise gymnasium.error.ClosedEnvironmentError("this AtariVector was closed")
+        if self.num_threads and os.getpid() != self._process:
+            raise RuntimeError(
+                f"this AtariVector was made in process {self._process}, and this process, a fork of it, lacks its threads: "
+                "make it here, or with num_threads=None"
+            )
         return self._native
 
     def _chosen(self, mask: Any) -> np.ndarray:
