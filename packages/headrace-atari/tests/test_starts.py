@@ -103,3 +103,26 @@ def test_files_without_whole_states_are_refused(tmp_path: Path) -> None:
     for name, message in (("cut", "is cut off"), ("empty", "holds no states")):
         with pytest.raises(ValueError, match=message):
             read_states(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"random_steps": -1}, ValueError, "random_steps is -1, must not be negative"),
+        ({"random_steps": 2.5}, TypeError, "random_steps is 2.5, must be an integer"),
+        ({"random_steps": True}, TypeError, "random_steps is True, must be an integer"),
+        ({"states": b"one state"}, TypeError, "states is a bytes, must be a list of states"),
+        ({"states": iter([])}, TypeError, "states is a list_iterator, must be a list of states"),
+        ({"states": []}, ValueError, "there are no states"),
+        (3, TypeError, "options is 3, must be a dictionary"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_named_before_anything_is_reset(options: Any, error: type[Exception], message: str) -> None:
+    envs = AtariVector("pong", 2, **SMALL, num_threads=None)
+    envs.reset(seed=0)
+    envs.step(np.zeros(2, np.int64))
+    before = envs.save_state(0)
+    with pytest.raises(error, match=message):
+        envs.reset(options=options)
+    assert envs.save_state(0) == before

@@ -6,13 +6,29 @@ at the same time (Dalton et al. 2020, CuLE, section 3). Random play of a differe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
+
+
+def check_starts(options: Any) -> None:
+    """Raise `TypeError` or `ValueError` unless the options of a reset are a dictionary, and its `random_steps` and `states`, if
+    any, a number and a list of states."""
+    if not isinstance(options, Mapping):
+        raise TypeError(f"options is {options!r:.60}, must be a dictionary")
+    steps, states = options.get("random_steps", 0), options.get("states", [b""])
+    if isinstance(steps, bool) or not isinstance(steps, int | np.integer):
+        raise TypeError(f"random_steps is {steps!r:.60}, must be an integer")
+    if steps < 0:
+        raise ValueError(f"random_steps is {steps}, must not be negative")
+    if isinstance(states, bytes) or not isinstance(states, Sequence):
+        raise TypeError(f"states is a {type(states).__name__}, must be a list of states")
+    if not states:
+        raise ValueError("there are no states to begin in")
 
 
 def play_at_random(envs: VectorEnv, most: int, seed: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

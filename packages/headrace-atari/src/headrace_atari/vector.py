@@ -24,7 +24,7 @@ import headrace_atari._native.atari as native
 from headrace_atari.actions import action_space, discrete_actions
 from headrace_atari.options import AtariOptions, KernelOptions, require, require_types
 from headrace_atari.roms import games, load_game
-from headrace_atari.starts import play_at_random
+from headrace_atari.starts import check_starts, play_at_random
 
 STATE_MAGIC = b"headrace-atari-3"
 
@@ -166,10 +166,12 @@ class AtariVector(VectorEnv):
             out, rows: see `send`.
 
         Raises:
-            TypeError, ValueError: for a mask, a seed or memory that does not fit.
+            TypeError, ValueError: for a mask, a seed, memory or other options that do not fit; nothing was reset then, unless a
+                state cannot be loaded.
             RuntimeError: if the first reset is not of all environments.
         """
-        chosen = options or {}
+        chosen = {} if options is None else options
+        check_starts(chosen)
         elsewhere = {"states", "random_steps"} & chosen.keys()
         if len(elsewhere) > 1 or (elsewhere and ("reset_mask" in chosen or rows is not None or self.batch_size < self.num_envs)):
             raise ValueError(f"{' and '.join(sorted(elsewhere))} cannot be with each other, reset_mask, rows or smaller batches")
@@ -177,14 +179,12 @@ class AtariVector(VectorEnv):
         if "states" in chosen:
             return self._begin_in(chosen["states"], out)
         if "random_steps" in chosen:
-            ended, played, total = play_at_random(self, int(chosen["random_steps"]), seed)
+            ended, played, total = play_at_random(self, chosen["random_steps"], seed)
             observations, infos = self._begin(None, ended, out, None)  # also writes the others' observations to `out`
             return observations, infos | {"played_steps": played, "played_return": total}
         return begun
 
     def _begin_in(self, states: Sequence[bytes], out: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        if not states:
-            raise ValueError("there are no states to begin in")
         for i in range(self.num_envs):
             self.load_state(i, states[i % len(states)])
         noop = np.zeros((self.num_envs, 3), np.float32) if self.continuous else np.zeros(self.num_envs, np.int64)
