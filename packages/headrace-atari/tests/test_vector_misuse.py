@@ -469,3 +469,6 @@ def test_arguments_of_numpys_types_are_taken():
     assert env.reset(seed=0)[0].shape == (2, 1, 84, 84)
     with pytest.raises(ValueError, match="autoreset_mode must be NEXT_STEP or SAME_STEP"):
         AtariVector("pong", 2, autoreset_mode="sometimes")
+    for name, value in (("max_num_frames_per_episode", 2**31), ("max_num_frames_per_episode", 0), ("noop_max", 2**31)):
+        with pytest.raises(ValueError, match=rf"{name} is {value}, must be in [01]\.\.2147483647"):
+            AtariVector("pong", 2, **{name: value})

@@ -15,7 +15,7 @@ from gymnasium.utils import seeding
 
 import headrace_atari._native.atari as native
 from headrace_atari.actions import action_space, discrete_actions
-from headrace_atari.options import require, require_types
+from headrace_atari.options import LARGEST, require, require_types
 from headrace_atari.roms import games, load_game
 
 OBSERVATIONS = {"rgb": "rgb", "grayscale": "gray", "ram": "ram"}  # by name: the console's function
@@ -65,7 +65,7 @@ class AtariEnv(gymnasium.Env[np.ndarray, Any]):
         require(difficulty is None or difficulty in levels, f"{game} has no difficulty {difficulty}, only {levels}")
         sticky, limit = repeat_action_probability, max_num_frames_per_episode or 0
         require(0 <= sticky < 1, f"repeat_action_probability is {sticky}, must be in [0, 1)")
-        require(0 <= limit < 2**31, f"max_num_frames_per_episode is {limit}, must be None or in 0..{2**31 - 1}")
+        require(0 <= limit <= LARGEST, f"max_num_frames_per_episode is {limit}, must be None or in 0..{LARGEST}")
         require(render_mode in (None, "rgb_array"), f"render_mode is {render_mode!r}, must be rgb_array or None")
         self.render_mode = render_mode
         self.metadata = type(self).metadata | {"render_fps": 60 // skips[0]}

@@ -24,6 +24,8 @@ RAM = 128
 """Bytes of a console's memory."""
 WARP = 32
 """Lanes of a GPU that run together."""
+LARGEST = 2**31 - 1
+"""The largest number that the native core takes."""
 MOST_COMPILED = 4
 """Most games of a batch whose programs "auto" compiles."""
 
@@ -118,9 +120,10 @@ class AtariOptions:
         low, high = self.noop_min, self.noop_max
         require(1 <= self.frameskip <= 255, f"frameskip is {self.frameskip}, must be in 1..255")
         require(1 <= self.stack_num <= 255, f"stack_num is {self.stack_num}, must be in 1..255")
-        require(0 <= high < 2**31, f"noop_max is {high}, must not be negative")
+        require(0 <= high <= LARGEST, f"noop_max is {high}, must be in 0..{LARGEST}")
         require(low is None or 0 <= low <= high, f"noop_min is {low}, must be in 0..noop_max ({high})")
-        require(self.max_num_frames_per_episode >= 1, "max_num_frames_per_episode must be at least 1")
+        limit = self.max_num_frames_per_episode
+        require(1 <= limit <= LARGEST, f"max_num_frames_per_episode is {limit}, must be in 1..{LARGEST}")
         require(0 <= self.repeat_action_probability < 1, "repeat_action_probability must be in [0, 1)")
         require(self.obs_type in OBSERVATIONS, f"obs_type is {self.obs_type!r}, must be one of {', '.join(OBSERVATIONS)}")
         require(self.sticky_stream in ("ale", "counter"), f"sticky_stream is {self.sticky_stream!r}, must be ale or counter")
