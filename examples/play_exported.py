@@ -141,7 +141,11 @@ def main():
     where = policy.contract["environment"]
     if not where["id"].startswith("gym/"):
         parser.error(f"the policy is for {where['id']}, and this example makes only environments of Gymnasium: call `play`")
-    env = gymnasium.make(where["id"].removeprefix("gym/"), **where["settings"]["kwargs"])
+    pipeline = policy.contract["observation_pipeline"]
+    if others := [step["step"] for step in pipeline if step["step"] != "time limit"]:
+        parser.error(f"the policy's environment did what this example does not: {', '.join(others)}; see observation_pipeline")
+    limit = next((step["steps"] for step in pipeline), None)
+    env = gymnasium.make(where["id"].removeprefix("gym/"), max_episode_steps=limit, **where["settings"]["kwargs"])
     returns = [play(policy, env, asked.seed + episode, asked.sample) for episode in range(asked.episodes)]
     print(f"{where['id']}: returns {', '.join(f'{x:.1f}' for x in returns)}; mean {np.mean(returns):.1f}")
 

@@ -223,6 +223,9 @@ def test_images_are_prepared_in_the_order_and_in_the_way_of_the_contract():
     assert (first["step"], second["step"], third["step"]) == ("grey scale", "resize", "stack")
     assert second["method"] == "bilinear if both sides shrink by less than 2, else area averaging"
     assert third["at_reset"] == "the first image, repeated"
+    masked = headrace.config.override(Config(env="gym/Taxi-v4"), **{"envs.info_action_mask": True})
+    (step,) = contract._pipeline(masked, EnvSpec({}, action_spec(spaces.Discrete(6))), None)
+    assert step == {"step": "action mask", "from": 'info["action_mask"]', "plain_observation": "under obs"}
 
 
 @pytest.mark.process

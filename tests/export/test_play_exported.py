@@ -69,6 +69,26 @@ def loaded():
     return example
 
 
+def test_the_example_plays_the_game_that_the_policy_was_trained_in(tmp_path, monkeypatch, capsys):
+    """Its limit of steps is kept; what else is done to steps and observations is not in the file, so it is named."""
+
+    def play(env, **settings):
+        run = trained(env, tmp_path / "-".join(map(str, settings)), **settings)
+        path = str(headrace.export_policy(run, episodes=0).path)
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["play_exported.py", path, "--episodes", "2"])
+        loaded().main()
+
+    play("gym/CartPole-v1", **{"envs.max_episode_steps": 3})
+    assert capsys.readouterr().out == "gym/CartPole-v1: returns 3.0, 3.0; mean 3.0\n"
+    with pytest.raises(SystemExit):
+        play("gym/CartPole-v1", **{"envs.frameskip": 2, "envs.frame_stack": 3, "envs.max_episode_steps": 3})
+    assert "this example does not: repeat the action, stack;" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        play("gym/Taxi-v4", **{"envs.info_action_mask": True})
+    assert "this example does not: action mask;" in capsys.readouterr().err
+
+
 def test_parts_of_an_action_become_what_its_space_is():
     """A tuple for a Tuple: an environment that unpacks a dictionary gets its keys."""
     example, action = loaded(), {}

@@ -22,7 +22,7 @@ from headrace.envs.core.actions import choices_of
 from headrace.envs.core.contract import MASK_KEY, Categorical, Continuous, EnvSpec
 from headrace.envs.core.imports import needed_code
 from headrace.envs.core.last_step import PREVIOUS_ACTION, PREVIOUS_REWARD
-from headrace.envs.core.spaces import Leaf
+from headrace.envs.core.spaces import PLAIN_KEY, Leaf
 from headrace.envs.core.wrappers import RESIZE_METHOD
 from headrace.envs.groups.rewards import NEGATIVE
 from headrace.evaluation.evaluate import EvalResult
@@ -240,7 +240,7 @@ def _sampling(spec: EnvSpec, names: list[str]) -> dict[str, Any]:
 
 
 def _pipeline(config: Config, spec: EnvSpec, env: Any) -> list[dict[str, Any]]:
-    """What the environment does to its pictures and steps before the file's inputs; none of it is in the file."""
+    """What the environment does to its observations and steps before the file's inputs; none of it is in the file."""
     c = config.envs
     if config.env.startswith("atari/"):
         from headrace.envs.atari.family import vector_options
@@ -257,6 +257,8 @@ def _pipeline(config: Config, spec: EnvSpec, env: Any) -> list[dict[str, Any]]:
             {"step": "time limit", "frames": o["max_num_frames_per_episode"]},
         ]
     steps: list[dict[str, Any]] = []
+    if c.info_action_mask:
+        steps.append({"step": "action mask", "from": f'info["{MASK_KEY}"]', "plain_observation": f"under {PLAIN_KEY}"})
     if spec.frameskip > 1:
         steps.append({"step": "repeat the action", "frames": spec.frameskip, "rewards": "summed"})
     player = _doom_player(config, env)
