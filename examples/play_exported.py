@@ -48,7 +48,7 @@ class ExportedPolicy:
         if self.core:
             self.core = {"core": outputs["next_core"], "first": np.zeros(1, bool)}
         if sample:
-            self.draw(outputs)
+            self.draw(outputs, feeds)
         taken = [outputs[output["name"]].reshape(-1) - np.ravel(output.get("start", 0)) for output in self.actions]
         self.last = np.concatenate(taken)
         action = {}
@@ -64,13 +64,14 @@ class ExportedPolicy:
             reward = soft * np.tanh(reward / soft) * (0.3 if reward < 0 else 1.0)
         return reward if clip is None else np.clip(reward, -clip, clip)
 
-    def draw(self, outputs):
-        """Replace the best actions by random ones."""
+    def draw(self, outputs, feeds):
+        """Replace the best actions by random ones. `feeds`: the inputs, of which a mask says what is allowed."""
         how = self.contract["sampling"]
         if how["kind"] == "epsilon-greedy":
-            if self.random.random() < how["epsilon"]:  # for a policy without an action mask
+            if self.random.random() < how["epsilon"]:
                 output = self.actions[0]
-                outputs[output["name"]][:] = self.random.integers(output["n"][0]) + output["start"][0]
+                allowed = np.flatnonzero(feeds.get("action_mask", np.ones(output["n"][0])))
+                outputs[output["name"]][:] = self.random.choice(allowed) + output["start"][0]
             return
         logits, number = 0, 0
         for output in self.actions if how["kind"] == "distribution" else []:

@@ -129,8 +129,23 @@ def test_integers_are_drawn_rounded():
     policy.actions = [{"name": "action", "space": "Box", "width": 1}]
     policy.contract = {"sampling": {"kind": "distribution", "numbers": [{"low": 0.0, "high": 10.0, "squashed": True}]}}
     outputs = {"mean": np.array([[0.18]]), "std": np.zeros((1, 1)), "action": np.zeros((1, 1), np.int32)}
-    policy.draw(outputs)
+    policy.draw(outputs, {})
     assert outputs["action"] == 6, "5.89 before it is rounded"
+
+
+def test_a_random_action_of_q_learning_is_one_that_the_mask_allows():
+    policy = object.__new__(loaded().ExportedPolicy)
+    policy.random = np.random.default_rng(0)
+    policy.actions = [{"name": "action", "n": [4], "start": [3]}]
+    policy.contract = {"sampling": {"kind": "epsilon-greedy", "epsilon": 1.0}}
+
+    def drawn(feeds):
+        outputs = {"action": np.full(1, 5)}
+        policy.draw(outputs, feeds)
+        return int(outputs["action"][0])
+
+    assert {drawn({"action_mask": np.array([[0, 1, 0, 1]], np.int8)}) for _ in range(50)} == {4, 6}
+    assert {drawn({}) for _ in range(50)} == {3, 4, 5, 6}
 
 
 @pytest.mark.process
