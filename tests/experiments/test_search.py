@@ -129,7 +129,9 @@ def test_the_runs_of_an_experiment_may_have_a_preset_file(tmp_path):
     ("content", "said"),
     [
         ("{", "cannot be read"), ("[]", "needs a list named flags"), ('{"flags": ["--import", "x.py"]}', "sets imports"),
-        ('{"flags": ["--run.folder", "x"]}', "sets run.folder"), ('{"flags": ["--learning.gamma", "7"]}', "learning.gamma is 7"),
+        ('{"flags": ["--run.folder", "x"]}', "sets run.folder"), ('{"flags": "--gamma 0.9"}', "needs a list named flags"),
+        ('{"flags": ["--learning.gamma", "7"]}', "preset.json: learning.gamma is 7"),
+        ('{"flags": ["--gama", "0.9"]}', "preset.json: there is no flag --gama"),
     ],
 )  # fmt: skip
 def test_a_preset_file_is_checked(tmp_path, capsys, content, said):

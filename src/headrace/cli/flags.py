@@ -83,12 +83,15 @@ def without_preset_file(arguments: Sequence[str]) -> tuple[list[str], list[str]]
     if at is None or at + 1 == len(words) or not (file := words[at + 1]).endswith(".json"):
         return list(arguments), []
     try:
-        flags = [str(flag) for flag in read_json(Path(file))["flags"]]
-        settings = given_settings(flags)
+        data = read_json(Path(file))
     except Unreadable as error:
         raise ConfigError(str(error)) from error
-    except (KeyError, TypeError) as error:
-        raise ConfigError(f"{file} is no preset: it needs a list named flags, as headrace search writes it") from error
+    if not isinstance(data, dict) or not isinstance(data.get("flags"), list):
+        raise ConfigError(f"{file} is no preset: it needs a list named flags, as headrace search writes it")
+    try:
+        settings = given_settings(flags := [str(flag) for flag in data["flags"]])
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
     if others := sorted(name for name in settings if not name.startswith(LEARNED_WITH)):
         raise ConfigError(f"{file} sets {', '.join(others)}; a preset says only how to learn ({', '.join(LEARNED_WITH)})")
     return words[:at] + words[at + 2 :], flags
