@@ -148,6 +148,15 @@ def test_two_values_with_one_folder_are_refused():
         parse_vary(["a=1", "a=2"])
 
 
+@pytest.mark.parametrize(("command", "option"), [("compare", "--vary"), ("search", "--over")])
+def test_a_setting_given_under_two_names_is_given_twice(tmp_path, capsys, command, option):
+    folder = tmp_path / "x"
+    given = [option, "gamma=0.9,0.95", option, "learning.gamma=0.99,0.999"]
+    assert cli.main([command, "gym/CartPole-v1", "--budget", "1k", "--folder", str(folder), *given]) == 2
+    assert f"{option} learning.gamma is given twice" in capsys.readouterr().err
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

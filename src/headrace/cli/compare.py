@@ -57,7 +57,7 @@ class Compare(ExperimentOptions):
 def run(arguments: list[str]) -> int:
     """`headrace compare`. Exit code 0 if every run has ended by itself, 130 if somebody stopped it, 1 if runs failed."""
     asked, rest = parse(Compare, "compare", arguments, return_unknown_args=True)
-    vary = {setting_name(name): values for name, values in parse_vary(asked.vary).items()}
+    vary = parse_vary(asked.vary, setting_name)
     flags = flags_for_all(rest, vary)
     plan = Plan(asked.env, tuple(flags), vary, tuple(range(asked.first_seed, asked.first_seed + asked.seeds)), asked.budget)
     check_combinations(plan)

@@ -56,7 +56,7 @@ class SearchOptions(ExperimentOptions):
 def run(arguments: list[str]) -> int:
     """`headrace search`. Exit code 0 if everything was done, 1 if runs of the final comparison failed."""
     asked, rest = parse(SearchOptions, "search", arguments, return_unknown_args=True)
-    given = {setting_name(name): text for name, text in parse_over(asked.over).items()}
+    given = parse_over(asked.over, setting_name)
     if others := sorted(name for name in given if not name.startswith(LEARNED_WITH)):
         raise ConfigError(f"--over {others[0]}: a search is about how to learn, which are the settings {', '.join(LEARNED_WITH)}")
     flags = flags_for_all(rest, given)

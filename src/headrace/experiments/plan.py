@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,16 +164,16 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else " ".join(value) or "none"
 
 
-def parse_vary(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """`--vary a=x,y` as {a: (x, y)}; the values of a list are separated by spaces; values may be JSON objects. Raises
-    `ConfigError`."""
+def parse_vary(texts: Sequence[str], setting: Callable[[str], str] = str) -> dict[str, tuple[str, ...]]:
+    """`--vary a=x,y` as {a: (x, y)}; the values of a list are separated by spaces; values may be JSON objects. `setting`: from a
+    name as it was typed to the setting's. Raises `ConfigError`."""
     found: dict[str, tuple[str, ...]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
         parts = _json_objects(text, values) if values.startswith("{") else tuple(value.strip() for value in values.split(","))
         if not equals or not name or not all(parts):
             raise ConfigError(f"--vary {text!r} names no values: give it as --vary SETTING=VALUE,VALUE")
-        if name in found:
+        if (name := setting(name)) in found:
             raise ConfigError(f"--vary {name} is given twice: list all its values in one")
         found[name] = parts
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, get_args, get_type_hints
@@ -91,14 +91,14 @@ def default_ranges(algorithm: str, continuous: bool) -> dict[str, str]:
     return found
 
 
-def parse_over(texts: Sequence[str]) -> dict[str, str]:
-    """`--over NAME=VALUES` as {name: values}. Raises `ConfigError`."""
+def parse_over(texts: Sequence[str], setting: Callable[[str], str] = str) -> dict[str, str]:
+    """`--over NAME=VALUES` as {name: values}. `setting`: from a name as it was typed to the setting's. Raises `ConfigError`."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not name or not values:
             raise ConfigError(f"--over {text!r}: give it as SETTING=LOW:HIGH, SETTING=LOW:HIGH:log or SETTING=VALUE,VALUE")
-        if name in found:
+        if (name := setting(name)) in found:
             raise ConfigError(f"--over {name} is given twice")
         found[name] = values
     return found
