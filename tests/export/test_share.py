@@ -149,6 +149,17 @@ def test_what_cannot_be_shared_leaves_no_folder(run, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_what_is_no_shared_policy_is_not_replaced(run, tmp_path):
+    """A run's settings, the page of a project."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "README.md").write_text("mine")
+    for name, folder in (("config.json", Path(run)), ("README.md", tmp_path / "project")):
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        with pytest.raises(ConfigError, match=f"{name}, .* is no file of a shared policy: choose another folder with --to"):
+            sharing.share(run, "me/cartpole", folder, video=False)
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.process
 def test_push_and_fetch(run, tmp_path):
     hub = Hub()

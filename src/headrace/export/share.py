@@ -18,12 +18,14 @@ from headrace.config.cluster import ClusterConfig
 from headrace.config.envs import OF_ONE_MACHINE
 from headrace.config.errors import package
 from headrace.config.run import RunConfig
-from headrace.evaluation.policy import Which
+from headrace.evaluation.policy import SHARED, Which
 from headrace.evaluation.video import record
 from headrace.export.browser_page import check_world, page, runtime
 from headrace.export.onnx_file import Exported, chosen_policy, export_policy
 from headrace.runs.files import write_whole
 from headrace.runs.plots import learning_curve
+
+SETTINGS, CARD = "config.json", "README.md"
 
 
 def share(
@@ -63,7 +65,7 @@ def share(
         package("huggingface_hub.utils", "hub").validate_repo_id(repo)
     except library.errors.HFValidationError as error:
         raise ConfigError(f"{repo!r} is no name of a repository: {error!s:.300}") from error
-    folder = Path(to or Path(run) / "share")
+    _check_place(folder := Path(to or Path(run) / "share"))
     loaded = chosen_policy(run, which, policy, imports)
     if loaded.team:
         raise ConfigError(f"{run}: the agents have different spaces, and each of its policies plays with the others only")
@@ -74,9 +76,10 @@ def share(
     folder.mkdir(parents=True, exist_ok=True)
     found: Any = {"which": which, "policy": policy, "episodes": episodes, "seed": seed, "licence": licence, "imports": imports}
     done = export_policy(run, folder / "policy.onnx", **found)
-    write_whole(folder / "config.json", configs.to_json(_public(loaded.config)))
+    # Before the settings: `_check_place` knows the folder by its weights.
     weights = {name: tensor.contiguous() for name, tensor in loaded.model.state_dict().items()}
-    write_whole(folder / "model.safetensors", safetensors.torch.save(weights, {"format": "pt", "step": str(loaded.step)}))
+    write_whole(folder / SHARED, safetensors.torch.save(weights, {"format": "pt", "step": str(loaded.step)}))
+    write_whole(folder / SETTINGS, configs.to_json(_public(loaded.config)))
     with suppress(ConfigError):  # without matplotlib, or without a curve
         own = configs.override(loaded.config, **{"run.folder": str(run)}).policy_folder(loaded.number)
         learning_curve([own], folder / "curve.png", title=loaded.config.env)
@@ -86,10 +89,18 @@ def share(
     if files is not None:
         title = repo.rpartition("/")[2]
         write_whole(folder / "demo.html", page(title, done.path.read_bytes(), done.contract, files))
-    write_whole(folder / "README.md", _card(library, run, repo, done, folder))
+    write_whole(folder / CARD, _card(library, run, repo, done, folder))
     if push:
         _push(library, folder, repo, private)
     return folder
+
+
+def _check_place(folder: Path) -> None:
+    """Raise `ConfigError` where a file of a run or of another project would be replaced."""
+    other = [name for name in (SETTINGS, CARD) if os.path.lexists(folder / name)]
+    if other and not (folder / SHARED).is_file():
+        advice = "choose another folder with --to, or remove it"
+        raise ConfigError(f"{folder / other[0]}, which is there, is no file of a shared policy: {advice}")
 
 
 def _public(config: Config) -> Config:
