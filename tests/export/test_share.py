@@ -160,6 +160,19 @@ def test_what_is_no_shared_policy_is_not_replaced(run, tmp_path):
         assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
+def test_what_an_earlier_policy_left_is_not_shared(run, tmp_path):
+    """Its demo has its weights, its video shows it."""
+    (folder := tmp_path / "shared").mkdir()
+    for name in ("model.safetensors", "demo.html", "replay.mp4", "curve.png", "notes.txt"):
+        (folder / name).write_text("earlier")
+    sharing.share(run, "me/cartpole", folder, episodes=0, video=False)
+    assert not (folder / "demo.html").exists()
+    assert not (folder / "replay.mp4").exists()
+    assert not (folder / "curve.png").exists() or (folder / "curve.png").read_bytes() != b"earlier"
+    assert (folder / "notes.txt").read_text() == "earlier", "somebody else's"
+    assert "demo.html" not in (folder / "README.md").read_text()
+
+
 @pytest.mark.process
 def test_push_and_fetch(run, tmp_path):
     hub = Hub()

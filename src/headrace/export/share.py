@@ -26,6 +26,12 @@ from headrace.runs.files import write_whole
 from headrace.runs.plots import learning_curve
 
 SETTINGS, CARD = "config.json", "README.md"
+SHOWN = {
+    "demo.html": "[The policy in your browser](demo.html): download the page and open it.",
+    "replay.mp4": "[A game](replay.mp4)",
+    "curve.png": "![Training returns](curve.png)",
+}
+"""What the card shows, by file; each is written only if it is wanted and can be made."""
 
 
 def share(
@@ -76,6 +82,8 @@ def share(
     folder.mkdir(parents=True, exist_ok=True)
     found: Any = {"which": which, "policy": policy, "episodes": episodes, "seed": seed, "licence": licence, "imports": imports}
     done = export_policy(run, folder / "policy.onnx", **found)
+    for name in SHOWN:  # of a policy that was shared here before
+        (folder / name).unlink(missing_ok=True)
     # Before the settings: `_check_place` knows the folder by its weights.
     weights = {name: tensor.contiguous() for name, tensor in loaded.model.state_dict().items()}
     write_whole(folder / SHARED, safetensors.torch.save(weights, {"format": "pt", "step": str(loaded.step)}))
@@ -148,12 +156,7 @@ def _card(library: Any, run: os.PathLike[str] | str, repo: str, done: Exported, 
             else f"Return {score}.",
             "",
         ]
-    shown = {
-        "demo.html": "[The policy in your browser](demo.html): download the page and open it.",
-        "replay.mp4": "[A game](replay.mp4)",
-        "curve.png": "![Training returns](curve.png)",
-    }
-    lines += [f"{text}\n" for file, text in shown.items() if (folder / file).exists()]
+    lines += [f"{text}\n" for file, text in SHOWN.items() if (folder / file).exists()]
     lines += ["## Use", "", "```", f"headrace eval hf://{repo} --deterministic", "```", ""]
     lines += ["Without PyTorch: `policy.onnx` on onnxruntime, as its contract `policy.json` says.", ""]
     command, machine = _origin(Path(run))
