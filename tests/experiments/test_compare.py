@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -282,6 +283,17 @@ def test_runs_that_go_on_are_not_lost_with_one_that_cannot_begin(tmp_path):
     (text,) = runner.failures()
     assert text.startswith("seed-1 could not begin (No space left on device); the same command goes on with it")
     assert "cannot begin (No space left on device): seed-1" in (tmp_path / "x" / "log.txt").read_text()
+
+
+def test_a_table_outlives_its_terminal(monkeypatch):
+    """The window is closed while experiments run: they are stopped, and the command then says how they have ended."""
+    screen, terminal = os.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", os.fdopen(terminal, "w"))
+    with progress.table(plan(), 1) as shown:
+        os.close(screen)
+        shown([progress.Progress(run, Path()) for run in plan().runs()])
+        time.sleep(0.5)  # the table is drawn four times a second
 
 
 def wait_for(condition, seconds=120):

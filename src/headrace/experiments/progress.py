@@ -13,19 +13,22 @@ from rich.table import Table
 
 from headrace.experiments.plan import Budget, Plan
 from headrace.experiments.runner import Progress
-from headrace.processes.output import show
-from headrace.runs.dashboard import number
+from headrace.processes.output import BackgroundOutput, never_waiting, show
+from headrace.runs.dashboard import LAST_OUTPUT_TIMEOUT, number
 from headrace.runs.plots import RETURNS
 
 
 @contextmanager
 def table(plan: Plan, parallel: int) -> Iterator[Callable[[list[Progress]], None]]:
-    """Yields what shows the state of all runs."""
+    """Yields what shows the state of all runs, and neither waits for the terminal nor fails without it."""
     if not sys.stdout.isatty():
         yield _lines()
         return
-    with Live(console=Console(), refresh_per_second=4) as live:
+    output = never_waiting(sys.stdout)
+    with Live(console=Console(file=output), refresh_per_second=4) as live:
         yield lambda runs: live.update(_table(plan, runs, parallel))
+    if isinstance(output, BackgroundOutput):
+        output.drain(LAST_OUTPUT_TIMEOUT)
 
 
 def _lines() -> Callable[[list[Progress]], None]:
