@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.config import ConfigError
-from headrace.processes.interrupt import SIGNALS
+from headrace.processes.interrupt import SIGNALS, stops_with_this
 from headrace.processes.ranks import die_with_starter
 
 OUTPUT = "output.txt"  # in a run's folder: what the command printed
@@ -86,12 +86,14 @@ class Cores(Places):
 def start_run(arguments: Sequence[str], folder: Path, cores: Sequence[int] = (), **how: Any) -> subprocess.Popen[bytes]:
     """Start `headrace train` on some cores (none: all) as a child that dies with this thread. `how`: more for `Popen`."""
     with open(folder / OUTPUT, "ab") as output:
-        return subprocess.Popen(
+        run = subprocess.Popen(
             [sys.executable, "-m", "headrace.cli", "train", *arguments, "--run.folder", str(folder)],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True,  # Ctrl-C reaches it once, through this process
             preexec_fn=partial(_begin, os.getpid(), cores), **how,
         )  # fmt: skip
+    stops_with_this(run)
+    return run
 
 
 def _begin(parent: int, cores: Sequence[int]) -> None:

@@ -1,13 +1,17 @@
-"""Signals that ask for the end of a run: Ctrl-C, SIGTERM (service managers, `timeout`) and SIGHUP (a closed terminal)."""
+"""Signals that ask for the end of a run: Ctrl-C, SIGTERM (service managers, `timeout`) and SIGHUP (a closed terminal). Ctrl-Z
+stops it until the shell continues it."""
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
+from weakref import WeakSet
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_REQUEST = 0.5
@@ -16,6 +20,32 @@ SAME_REQUEST = 0.5
 
 class Interrupted(KeyboardInterrupt):
     """Somebody has asked for the end of the run for the second time."""
+
+
+_stopped_too: WeakSet[subprocess.Popen[bytes]] = WeakSet()
+
+
+def stops_with_this(process: subprocess.Popen[bytes]) -> None:
+    """Have Ctrl-Z, which a terminal sends to its own session only, stop the session that `process` leads until this process goes
+    on. Nothing changes outside Python's main thread, and where somebody has decided what Ctrl-Z does."""
+    _stopped_too.add(process)
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
+        signal.signal(signal.SIGTSTP, _stop_together)
+
+
+def _stop_together(number: int, frame: object) -> None:
+    groups = [process.pid for process in _stopped_too if process.poll() is None]
+    _signal(groups, signal.SIGSTOP)  # SIGTSTP has no effect where no shell could continue them
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)  # returns when this process goes on; at once where no shell could continue it
+    signal.signal(number, _stop_together)
+    _signal(groups, signal.SIGCONT)
+
+
+def _signal(groups: Iterable[int], number: signal.Signals) -> None:
+    for group in groups:
+        with suppress(ProcessLookupError):
+            os.killpg(group, number)
 
 
 def is_interrupt(error: BaseException) -> bool:

@@ -25,7 +25,7 @@ from typing import NoReturn
 from headrace.config import Config, ConfigError, hardware
 from headrace.config.errors import RANK_LOST
 from headrace.processes.failures import Failures
-from headrace.processes.interrupt import heard
+from headrace.processes.interrupt import heard, stops_with_this
 
 GRACE = 20.0  # seconds that the other ranks have to end by themselves after one has failed, or rank 0 has ended
 PR_SET_PDEATHSIG = 1
@@ -88,6 +88,7 @@ def _run_ranks(arguments: list[str], size: int, variables: Mapping[str, str]) ->
                     preexec_fn=partial(die_with_starter, os.getpid()),
                 )
             )
+            stops_with_this(ranks[-1])
             if asked is not None:  # before this rank was there
                 ranks[-1].send_signal(asked)
         deadline: float | None = None

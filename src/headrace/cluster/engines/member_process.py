@@ -14,6 +14,7 @@ from time import monotonic, sleep
 
 from headrace.cluster.protocol import Link
 from headrace.processes.child import how_it_ended
+from headrace.processes.interrupt import stops_with_this
 from headrace.processes.ranks import die_with_starter
 from headrace.transport.credentials import Credentials
 
@@ -39,6 +40,7 @@ class MemberProcess:
             start_new_session=True,  # Ctrl-C reaches the learner's machine, which tells its nodes
             preexec_fn=partial(die_with_starter, os.getpid()),
         )
+        stops_with_this(self._process)
         assert self._process.stdin is not None
         told = {"link": dataclasses.asdict(link), "imports": imports, "rank": rank}
         with suppress(BrokenPipeError):  # it has ended already, as its exit code says
