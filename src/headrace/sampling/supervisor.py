@@ -46,6 +46,7 @@ FORK_SERVER_TIMEOUT = 120.0
 START_AGAIN = 1.0  # seconds until the next try where a process could not be started
 WATCHDOG_LIMIT = 30.0  # seconds without a heartbeat of the supervisor after which the user is warned
 WATCHDOG_INTERVAL = 1.0  # seconds between two checks
+HUNG = "hung"  # why a process that gives no sign of life is ended
 NO_LAST_CHECKPOINT = "its last checkpoint was not written, and the run can go on from the one before"
 
 
@@ -90,8 +91,11 @@ class Worker(Child):
         return self.error.strip().splitlines()[-1] if self.error and not self.reason else super().end_reason()
 
     def note_exit(self) -> None:
-        """Blame an exit of a rollout worker without an error on its environment: the worker's own code says why it ends."""
+        """Blame a rollout worker's environment for an exit without an error, since the worker's own code says why it ends, and
+        for a hang. A worker that somebody has stopped cannot write its stack, and does not hang."""
         code = self.process.exitcode
+        if self.role == "rollout" and self.reason == HUNG and self.stack_text:
+            self.error, self.at_fault = f"it hung:\n{self.stack_text}", True
         if self.role == "rollout" and not (self._role_name or self.error or self.reason) and code in range(LOST_EXIT_CODE):
             self.error = f"exit code {code}, without an error: its environment, or a library of it, calls os._exit"
             self.at_fault = True
@@ -319,7 +323,7 @@ class Supervisor:
             if silent < limit or child.asked or child.killed or child.ended:
                 continue
             self._notices.append(f"{child.name} hangs: no heartbeat for {silent:.0f} s ({setting}: {limit:.0f} s)")
-            child.reason = "hung"
+            child.reason = HUNG
             child.ask_for_stacks()
 
     def _patience(self, role: Role, begun: bool) -> tuple[str, float]:
