@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from tiny_runs import trained
 from worlds import DelayedGroup
 
 import headrace
@@ -20,7 +21,9 @@ from headrace.evaluation import evaluate as evaluate_module
 from headrace.evaluation.evaluate import evaluate
 from headrace.evaluation.policy import load_policy
 from headrace.evaluation.video import record
+from headrace.learning.algorithm import make_agent
 from headrace.make_config import make_config
+from headrace.policies import register_network
 
 
 class DummyPipe:
@@ -225,6 +228,31 @@ def test_a_policy_acts_for_the_environments_of_a_users_vector_environment(tmp_pa
     actions, _ = policy.predict(observations)
     assert envs.step(actions)[0].shape == (3, 2)
     assert policy.act(observations[1]) == actions[1]
+
+
+def test_numbers_that_a_network_draws_and_does_not_learn_are_those_of_training(tmp_path):
+    """Random features that are no parameters are in no checkpoint; they follow from the seed."""
+
+    @register_network("random-features")
+    def random_features(observation, config):
+        class Net(torch.nn.Module):
+            out_features = 4
+
+            def __init__(self):
+                super().__init__()
+                self.projection = torch.randn(observation["obs"].shape[0], 4)
+
+            def forward(self, obs):
+                return (obs["obs"] @ self.projection).cos()
+
+        return Net()
+
+    folder = trained("gym/CartPole-v1", tmp_path, **{"policy.encoder": "random-features"})
+    before = torch.get_rng_state()
+    policy = load_policy(folder)
+    assert torch.equal(torch.get_rng_state(), before), "the caller's own random numbers were changed"
+    _, model = make_agent(policy.config, policy.spec)  # as every process of the run makes it
+    assert torch.equal(policy.model.trunk.network.projection, model.trunk.network.projection)
 
 
 def test_newest_and_best(run):

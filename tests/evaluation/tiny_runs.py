@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import headrace
 from headrace.make_config import make_config
 
+TINY = {
+    "sampling.placement": "serial", "sampling.num_workers": 1, "sampling.envs_per_worker": 4,
+    "sampling.rollout": 4, "learning.batch_size": 16, "learning.total_steps": 16, "learning.algorithm": "ppo",
+    "learning.num_minibatches": 1, "learning.device": "cpu", "policy.mlp": [4], "run.dashboard": False, "run.video": False,
+    "run.log_interval": 1000.0,
+}  # fmt: skip
 
-def trained(env: str, folder: Path) -> str:
+
+def trained(env: str, folder: Path, **settings: Any) -> str:
     """The run folder of a policy that has learned from 16 steps."""
-    tiny = {
-        "run.folder": str(folder), "sampling.placement": "serial", "sampling.num_workers": 1, "sampling.envs_per_worker": 4,
-        "sampling.rollout": 4, "learning.batch_size": 16, "learning.total_steps": 16, "learning.algorithm": "ppo",
-        "learning.num_minibatches": 1, "learning.device": "cpu", "policy.mlp": [4], "run.dashboard": False, "run.video": False,
-        "run.log_interval": 1000.0,
-    }  # fmt: skip
-    return headrace.train(make_config(env, **tiny)).folder
+    return headrace.train(make_config(env, **TINY | {"run.folder": str(folder)} | settings)).folder

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import safetensors
+import torch
 
 from headrace import config as configs
 from headrace.config import ConfigError
@@ -22,7 +23,7 @@ from headrace.envs.make import describe_run
 from headrace.evaluation.hub import local_folder
 from headrace.evaluation.onnx_policy import load_onnx
 from headrace.evaluation.trained_policy import TrainedPolicy
-from headrace.learning.algorithm import make_algorithm
+from headrace.learning.algorithm import make_agent
 from headrace.runs import checkpoint
 from headrace.runs.checkpoint import Checkpoint, CheckpointError
 from headrace.runs.training_state import load_weights
@@ -82,8 +83,8 @@ def load_policy(
     here = bool(config.envs.remote) and is_known(config.env)
     whole = describe_run(configs.override(config, **{"envs.remote": None}) if here else config)
     spec = whole.of_policy(policy)
-    algorithm = make_algorithm(config)
-    model = algorithm.make_model(spec, config)
+    with torch.random.fork_rng(devices=[]):  # numbers that a network draws and does not learn are those of training
+        algorithm, model = make_agent(config, spec)
     # The run folder may have been moved since it was trained.
     folder = configs.override(config, **{"run.folder": str(run)}).policy_folder(policy)
     take = partial(_load, model, config.env, trained_in)
