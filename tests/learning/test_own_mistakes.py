@@ -146,6 +146,11 @@ def test_a_function_makes_no_network(tmp_path: Path) -> None:
     assert message == "nothing (policy.encoder nothing) returned None; expected a torch.nn.Module with the attribute out_features"
 
 
+def test_a_layer_without_its_size_is_refused(tmp_path: Path) -> None:
+    register_network("lazy")(lambda observation, config: nn.LazyLinear(16))
+    assert "returned LazyLinear, whose 'weight' has no size yet" in refused(tmp_path, **{"policy.encoder": "lazy"})
+
+
 def test_a_network_of_another_dtype_is_not_refused(tmp_path: Path) -> None:
     """The trunk converts it."""
     register_network("double")(lambda observation, config: Encoder(lambda x: x.double()))

@@ -64,4 +64,11 @@ def made(code: Any, who: str, given: str, make: Callable[[], Made], fits: Callab
         raise failed(who, given, error) from error
     if not fits(result):
         raise AgentFault(f"{who} returned {shown(result)}; expected {wanted}")
+    module: Any = result
+    tensors = (*module.named_parameters(), *module.named_buffers()) if hasattr(module, "named_parameters") else ()
+    if lazy := next((name for name, tensor in tensors if hasattr(tensor, "materialize")), None):
+        raise AgentFault(
+            f"{who} returned {shown(result)}, whose {lazy!r} has no size yet: call it once with zeros before you return it, or "
+            "take a layer that is given its size, such as Linear instead of LazyLinear"
+        )
     return result
