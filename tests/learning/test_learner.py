@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headrace import config as configs
 from headrace.accelerator.graphs import WARM_UPS, Function, Tensors
-from headrace.config import Config, LearningConfig
+from headrace.config import Config, ConfigError, LearningConfig
 from headrace.envs.core.contract import EnvSpec
 from headrace.experience.batch import Arrivals, Batch
 from headrace.learning import minibatches, optimizers
@@ -97,6 +97,13 @@ def transitions(seed: int = 0, version: int = 0) -> Batch:
     data = {"x": torch.randn(B, generator=g), "y": torch.randn(B, generator=g), "number": torch.arange(B)}
     arrivals = Arrivals(7, np.zeros(3, np.float32), np.ones(3, np.int32))
     return Batch(data, torch.full((B,), version, dtype=torch.int32), None, np.arange(B, dtype=np.uint64), arrivals)
+
+
+def test_more_minibatches_than_trajectories_are_refused() -> None:
+    """Some of them would be empty. With GAE `validate` counts single rows, but an algorithm of one's own may want them whole."""
+    learner = make_learner(**{"learning.num_minibatches": B + 1, "learning.returns": "gae"})
+    with pytest.raises(ConfigError, match=f"whole trajectories, of which a batch has {B}: learning.num_minibatches .{B + 1}."):
+        learner.learn(trajectories())
 
 
 # -- counters ---------------------------------------------------------------------------------------------------------

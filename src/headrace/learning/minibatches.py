@@ -9,19 +9,25 @@ from torch import Tensor
 
 from headrace.accelerator.graphs import Tensors
 from headrace.accelerator.staging import to_device
-from headrace.config import LearningConfig
+from headrace.config import ConfigError, LearningConfig
 
 SMALL = 1 << 20  # bytes of a field of a batch up to which copying it whole costs less than the operations on its parts
 
 
 def minibatches(data: Tensors, c: LearningConfig, whole: bool, device: str, generator: torch.Generator) -> Iterator[Tensors]:
     """What each optimizer step of an update learns from: `num_epochs` times the `num_minibatches` parts of a batch, in an order
-    that `generator` draws. `whole`: trajectories stay whole, see `Algorithm.whole_trajectories`."""
+    that `generator` draws. `whole`: trajectories stay whole, see `Algorithm.whole_trajectories`. Raises `ConfigError` where there
+    are fewer than parts."""
     if c.num_minibatches == 1:
         yield from [data] * c.num_epochs
         return
     separable = not whole and data["core"].shape[-1] == 0  # a recurrence ties the rows of a trajectory together
     samples = _as_single_rows(data, len(data["reward"])) if separable else data
+    if (there := samples["reward"].shape[1]) < c.num_minibatches:  # of an algorithm of the user's own, which nobody knew before
+        raise ConfigError(
+            f"learning.algorithm {c.algorithm} learns from whole trajectories, of which a batch has {there}: "
+            f"learning.num_minibatches ({c.num_minibatches}) must not be above that"
+        )
     for _ in range(c.num_epochs):
         order = to_device(torch.randperm(samples["reward"].shape[1], generator=generator), device)
         parts = [order[i :: c.num_minibatches] for i in range(c.num_minibatches)]
