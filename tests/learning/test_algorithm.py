@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from headrace.learning import algorithm as algorithms
 from headrace.learning.algorithm import algorithm_names, declaration, make_algorithm, register_algorithm
 from headrace.learning.policy_gradient import PolicyGradient
 from headrace.make_config import check_config, make_config
+from headrace.policies.distributions import LOG_STD_RANGE
 from headrace.runs.metrics import read_jsonl
 from headrace.train import train
 
@@ -73,6 +75,8 @@ def test_an_algorithm_with_the_other_experience_is_refused_with_the_reason(name:
     ("name", "settings", "words"),
     [
         ("impala", {"learning.vtrace_rho": 0.5}, "vtrace_rho"),
+        ("ppo", {"policy.initial_std": 1.001 * math.exp(LOG_STD_RANGE[1])}, "initial_std is 7.396.*; .* between 0.0068 and 7.38"),
+        ("ppo", {"policy.initial_std": 0.999 * math.exp(LOG_STD_RANGE[0])}, "initial_std is 0.0067"),
         ("apex-dqn", {"q.atoms": 51, "q.support": (1.0, -1.0)}, "first atom must be below the last"),
         ("apex-dqn", {"q.atoms": 51, "policy.core": "gru"}, "q.atoms must be 1 with a recurrent core"),
         ("apex-dpg", {"policy.core": "gru"}, "no recurrent core"),

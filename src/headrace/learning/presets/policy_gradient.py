@@ -7,6 +7,7 @@ where it has none; for the plain policy gradient `ONE_PASS`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -199,12 +200,15 @@ def make(config: Config) -> Algorithm:
 
 
 def check(config: Config) -> None:
-    """Raise `ConfigError` for a separate critic with a recurrent core, and for truncations that V-trace cannot have."""
-    c = config.learning
+    """Raise `ConfigError` for a separate critic with a recurrent core, for truncations that V-trace cannot have, and for standard
+    deviations that a policy cannot have (`LOG_STD_RANGE` of `headrace.policies.distributions`, which imports torch)."""
+    c, std = config.learning, config.policy.initial_std
     if config.policy.separate_critic and config.policy.core != "none":
         raise ConfigError("policy.separate_critic is for networks without a recurrent core: set it to false or core to none")
     if c.vtrace_rho < c.vtrace_c:
         raise ConfigError(f"learning.vtrace_rho ({c.vtrace_rho}) must not be below vtrace_c ({c.vtrace_c}) (IMPALA, section 4.1)")
+    if not -5.0 <= math.log(std) <= 2.0:
+        raise ConfigError(f"policy.initial_std is {std:g}; standard deviations of a policy are between 0.0068 and 7.38")
 
 
 DECLARATIONS = tuple(
