@@ -48,7 +48,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "apex-dqn": ("gym/CartPole-v1", {"learning.algorithm": "apex-dqn", **REPLAY}),
     "r2d2": (
         "gym/CartPole-v1",
-        {"learning.algorithm": "r2d2", "policy.core": "lstm", "policy.core_size": 8, "q.burn_in": 4, "q.sequence": 4, **REPLAY},
+        {"learning.algorithm": "r2d2", "policy.core": "lstm", "policy.core_size": 8, "q.burn_in": 4, "q.sequence": 8, **REPLAY},
     ),
     "apex-dpg": ("gym/Pendulum-v1", {"learning.algorithm": "apex-dpg", **REPLAY}),
     "ppo in the device placement": ("torch/CartPole-v1", IN_DEVICE),

@@ -63,6 +63,13 @@ def test_eviction_at_random_is_asked_for_by_another_number():
         check_config(override(config, **{"replay.evict_alpha": 0.0}))
 
 
+def test_sequences_have_no_rows_between_them_that_nothing_is_learned_from():
+    """Those that warm up the core of one are learned from by the one before."""
+    check_config(make_config("gym/CartPole-v1", "r2d2", **{"sampling.rollout": 20, "q.sequence": 20, "q.burn_in": 40}))
+    with pytest.raises(ConfigError, match=r"sampling\.rollout \(20\) must not be above q\.sequence \(19\)"):
+        check_config(make_config("gym/CartPole-v1", "r2d2", **{"sampling.rollout": 20, "q.sequence": 19, "q.burn_in": 40}))
+
+
 def test_devices_that_are_not_here():
     check_device("auto")
     check_device("cpu")

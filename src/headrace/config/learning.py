@@ -199,7 +199,7 @@ class QConfig:
     """Recurrent core (R2D2): number of rows at the start of a sequence that only warm up the core state."""
     sequence: Length = 80
     """Recurrent core (R2D2): number of rows of a sequence that are learned from. A sequence starts every `sampling.rollout` rows,
-    from the core state stored there."""
+    from the core state stored there; it must not be shorter than that."""
     rescale: bool = False
     """Recurrent core (R2D2): learn values rescaled by h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x."""
     noise: NonNegative = 0.3

@@ -214,10 +214,10 @@ def _replay_faults(config: Config) -> Iterator[str]:
         yield f"replay.minimum ({r.minimum:,}) is above replay.capacity ({r.capacity:,}): learning would never start"
     if r.evict_alpha == 0:
         yield "replay.evict_alpha must not be 0. None: the oldest transitions are evicted. 1e-9: transitions drawn at random"
-    if recurrent and q.burn_in + q.sequence < T:
+    if recurrent and q.sequence < T:
         yield (
-            f"sampling.rollout ({T}) must not be above q.burn_in + q.sequence ({q.burn_in} + {q.sequence}): sequences start once "
-            "per trajectory, so rows between them would never be learned from"
+            f"sampling.rollout ({T}) must not be above q.sequence ({q.sequence}): sequences start once per trajectory, so rows "
+            "between what two of them learn from would never be learned from"
         )
     if config.learning.num_epochs > 1 or config.learning.num_minibatches > 1:
         yield "replay makes one update per batch: learning.num_epochs and learning.num_minibatches must be 1"
