@@ -32,7 +32,7 @@ class LearningConfig:
     """Steps per batch. It must be a multiple of `sampling.rollout` times the environments of a group (in a multi-agent
     environment: of `sampling.rollout`); in `device` placement, `sampling.rollout` times all environments, or that divided by a
     whole number. The default is rounded up to fit; with `impala` and `a2c` it also grows with the number of groups, so that
-    samples do not get more than 6 updates old. With replay: transitions per update."""
+    samples do not get more than 6 updates old. With replay: transitions per update, or with a recurrent core sequences."""
     num_minibatches: Length = 1
     """Number of minibatches that a batch is divided into. A minibatch has single steps with GAE and without a recurrent core,
     else whole trajectories. The default is lowered if it does not divide the batch."""
@@ -146,8 +146,9 @@ class ReplaySettings:
     evict_period: Count = 100
     """Number of updates between two evictions."""
     samples_per_insert: Positive | None = None
-    """Ratio of sampled to inserted transitions. The learner and the rollout workers wait for each other to keep it. None: nobody
-    waits, and `serial` and `device` placement make one update per trajectory."""
+    """Ratio of sampled to inserted transitions, or with a recurrent core of sequences, of which each environment inserts one
+    every `sampling.rollout` steps. The learner and the rollout workers wait for each other to keep it. None: nobody waits, and
+    `serial` and `device` placement make one update per trajectory."""
     codec: Literal["none", "lz4", "zstd"] = "none"
     """Compression of images in the replay."""
     packed_share: Annotated[float, Range(0.01, 1)] = 0.2
