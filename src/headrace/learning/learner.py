@@ -25,7 +25,7 @@ from headrace.learning.algorithm import Algorithm
 from headrace.learning.minibatches import minibatches
 from headrace.learning.off_policy import ConsecutiveGradients, lag_distribution
 from headrace.learning.optimizers import clip_gradients, make_optimizer
-from headrace.policies.errors import AgentFault, named, shown
+from headrace.policies.errors import AgentFault, is_own, named, shown
 from headrace.policies.normalizer import RunningMeanStd
 
 
@@ -216,9 +216,7 @@ class Learner:
                 measured |= lag_distribution(lag, None if batch.behind is None else batch.behind[real])
                 self._measuring = False
         statistics |= measured
-        if batch.keys is not None and "priority" not in out:
-            raise self._fault("added no 'priority' to the batch", "the new priorities of the replayed samples, float32 [B]")
-        return Update(statistics, None if batch.keys is None else out["priority"])
+        return Update(statistics, None if batch.keys is None else self._priority(out, len(batch.keys)))
 
     def _optimizer_steps(self, data: Tensors, measured: Tensors) -> tuple[Tensors, Tensors]:
         """All of an update. Returns the results of the last one, and the statistics of all; adds to `measured` what is measured
@@ -299,8 +297,24 @@ class Learner:
             stacked = torch.stack([x.detach().float() for x in statistics.values()])
         except Exception as error:
             raise self._fault(f"returned the statistics {shown(statistics)}", "tensors [] by name, at least one") from error
-        added = {name: x.detach() for name, x in full.items() if name not in part}
-        return added | {"statistics": stacked}
+        others = {name: x for name, x in full.items() if name not in part}
+        if wrong := {name: x for name, x in others.items() if not isinstance(x, Tensor)}:
+            raise self._fault(f"added {shown(wrong)} to the batch", "tensors")
+        return {name: x.detach() for name, x in others.items()} | {"statistics": stacked}
+
+    def _priority(self, added: Tensors, B: int) -> Tensor:
+        """The new priorities of B samples. Raises `AgentFault` where the loss of the user's own has added none."""
+        priority, came = added.get("priority"), ""
+        if priority is None:
+            came = "no 'priority'"
+        elif priority.shape != (B,):
+            came = f"the 'priority' {shown(priority)}"
+        elif is_own(type(self.algorithm).loss) and not bool((priority.isfinite() & (priority >= 0)).all()):  # this waits for a GPU
+            came = "a 'priority' that is negative or not finite"
+        if priority is None or came:
+            wanted = f"the new priorities of the {B} replayed samples, float32 [{B}], 0 or more"
+            raise self._fault(f"added {came} to the batch", wanted)
+        return priority
 
     def _fault(self, came: str, wanted: str) -> AgentFault:
         who = named(type(self.algorithm), "loss", "learning.algorithm", self.config.learning.algorithm)

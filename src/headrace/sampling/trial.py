@@ -83,12 +83,24 @@ class _Trial:
         given = obs, core, torch.ones(n, dtype=torch.bool), torch.arange(n)
         who = named(type(algorithm), "act", "learning.algorithm", self.algorithm)
         self.calls.append((named(type(algorithm), "extra_fields", "learning.algorithm", self.algorithm), "(spec)"))
-        known = trajectory_fields(spec, core.shape[1], algorithm.extra_fields(spec))
+        extra = algorithm.extra_fields(spec)
+        known = trajectory_fields(spec, core.shape[1], extra)
+        self._check_fields(extra)
         self.calls[-1] = (who, f"(model, {shown(given)[1:-1]}, generator)")
         returned = algorithm.act(model, *given, torch.Generator().manual_seed(0))
         there = returned[0] if isinstance(returned, tuple) and returned and isinstance(returned[0], dict) else {}
         fields = {name: _rows(array, n) for name, array in known.items() if name == "action" or name in there}
         self._expect(returned, (fields, core), "action, any of log_prob, value and extra_fields; and the core state")
+
+    def _check_fields(self, extra: dict[str, ArraySpec]) -> None:
+        """Raise `AgentFault` where a replay, which is written from trajectories, lacks a field; that of a device is not."""
+        if not self.config.uses_replay or self.config.sampling.placement == "device":
+            return
+        for name, dtype in (("env_index", "int32"), ("q", "float32")):
+            needed = name == "env_index" or self.config.policy.core != "none"
+            if (name not in extra and needed) or (name in extra and (extra[name].dtype, extra[name].shape) != (dtype, ())):
+                came = {field: f"{array.dtype} {list(array.shape)}" for field, array in extra.items()}
+                raise AgentFault(f"{self.calls[-1][0]} returned {came}; a replay needs {name!r}, {dtype} []")
 
     def _watch(self, module: nn.Module, who: str, shapes: str, wanted: Callable[[Any], Any]) -> None:
         module.register_forward_pre_hook(lambda _, given: self.calls.append((who, shown(given))))
