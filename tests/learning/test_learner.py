@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from headrace.experience.batch import Arrivals, Batch
 from headrace.learning import minibatches, optimizers
 from headrace.learning.algorithm import Algorithm, Mode
 from headrace.learning.learner import Learner, Progress
+from headrace.policies.errors import AgentFault
 
 T, B = 4, 6
 
@@ -104,6 +106,23 @@ def test_more_minibatches_than_trajectories_are_refused() -> None:
     learner = make_learner(**{"learning.num_minibatches": B + 1, "learning.returns": "gae"})
     with pytest.raises(ConfigError, match=f"whole trajectories, of which a batch has {B}: learning.num_minibatches .{B + 1}."):
         learner.learn(trajectories())
+
+
+@pytest.mark.parametrize(("extra", "came"), [(torch.zeros(()), "float32 []"), (torch.zeros(B), "float32 [6]"), (3.0, "float")])
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_prepare_adds_can_be_divided(extra: Any, came: str, whole: bool) -> None:
+    class Prepared(Line):
+        def prepare(self, model: nn.Module, batch: Tensors, config: LearningConfig) -> None:
+            super().prepare(model, batch, config)
+            batch |= {"extra": extra, "fine": batch["reward"]}
+
+        def whole_trajectories(self, config: LearningConfig) -> bool:
+            return whole
+
+    make_learner(Prepared()).learn(trajectories())
+    words = rf"Prepared.prepare \(.*\) added {{'extra': {re.escape(came)}}} to the batch; expected: tensors \[4, 6, ...\]"
+    with pytest.raises(AgentFault, match=words):
+        make_learner(Prepared(), **{"learning.num_minibatches": 2}).learn(trajectories())
 
 
 # -- counters ---------------------------------------------------------------------------------------------------------

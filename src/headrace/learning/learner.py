@@ -194,7 +194,9 @@ class Learner:
         measured: Tensors = {}
         if learnable:
             with torch.no_grad():
-                data |= self._prepare(data)
+                data |= (added := self._prepare(data))
+            if self.config.learning.num_minibatches > 1 and is_own(type(self.algorithm).prepare):
+                self._check_divisible(added, *data["reward"].shape)
             out, statistics = self._optimizer_steps(data, measured)
         progress.updates += 1
         if batch.valid is not None:
@@ -309,15 +311,24 @@ class Learner:
             came = "no 'priority'"
         elif priority.shape != (B,):
             came = f"the 'priority' {shown(priority)}"
-        elif is_own(type(self.algorithm).loss) and not bool((priority.isfinite() & (priority >= 0)).all()):  # this waits for a GPU
-            came = "a 'priority' that is negative or not finite"
+        elif is_own(type(self.algorithm).loss) and not bool((priority.isfinite() & (priority >= 0)).all()):
+            came = "a 'priority' that is negative or not finite"  # built-in algorithms are not asked, since that waits for a GPU
         if priority is None or came:
             wanted = f"the new priorities of the {B} replayed samples, float32 [{B}], 0 or more"
             raise self._fault(f"added {came} to the batch", wanted)
         return priority
 
-    def _fault(self, came: str, wanted: str) -> AgentFault:
-        who = named(type(self.algorithm), "loss", "learning.algorithm", self.config.learning.algorithm)
+    def _check_divisible(self, added: Tensors, T: int, B: int) -> None:
+        """Raise `AgentFault` where `prepare` of the user's own has added what minibatches cannot divide."""
+        def fits(x: Tensor) -> bool:
+            return isinstance(x, Tensor) and x.dim() > 1 and x.shape[0] in (T, T + 1) and x.shape[1] == B
+
+        if wrong := {name: x for name, x in added.items() if name != "core" and not fits(x)}:
+            wanted = f"tensors [{T}, {B}, ...], which minibatches can divide (learning.num_minibatches)"
+            raise self._fault(f"added {shown(wrong)} to the batch", wanted, "prepare")
+
+    def _fault(self, came: str, wanted: str, method: str = "loss") -> AgentFault:
+        who = named(type(self.algorithm), method, "learning.algorithm", self.config.learning.algorithm)
         return AgentFault(f"{who} {came}; expected: {wanted}")
 
     def _applied(self, inputs: Tensors) -> Tensors:
