@@ -116,7 +116,6 @@ def test_files_without_whole_states_are_refused(tmp_path: Path) -> None:
         ({"states": []}, ValueError, "there are no states"),
         (3, TypeError, "options is 3, must be a dictionary"),
     ],
-    ids=str,
 )
 def test_wrong_options_are_named_before_anything_is_reset(options: Any, error: type[Exception], message: str) -> None:
     envs = AtariVector("pong", 2, **SMALL, num_threads=None)
