@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 import ale_py
 import cv2
@@ -18,6 +18,7 @@ from worlds import random_actions, reset_group, rows_for, step_group
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.atari.family import ids, make_group, make_vector, vector_options
 from headrace.envs.core.settings import defaults
+from headrace.envs.core.spaces import leaves
 from headrace.envs.make import make_env
 
 gymnasium.register_envs(ale_py)
@@ -294,6 +295,21 @@ def test_settings_that_a_console_does_not_have_are_refused() -> None:
 def test_ram_is_not_learned_from() -> None:
     with pytest.raises(ConfigError, match="obs_type 'ram', but training is on pictures"):
         make_group("pong", EnvConfig(kwargs={"obs_type": "ram"}), 1)
+
+
+@pytest.mark.parametrize("settings", [{"resize": (10, 84)}, {"resize": (20, 16), "frame_stack": 17}], ids=str)
+def test_what_the_engine_sees_in_another_form_is_copied(settings: dict[str, Any]) -> None:
+    """Pictures too small for convolutions are vectors, and in a stack deeper than they are wide the channels come last."""
+    group, env = make_group("pong", EnvConfig(**settings), 1), make_env("atari/pong", EnvConfig(**settings))
+    now, after = rows_for(group.spec, 1)
+    reset_group(group, 3, after)
+    step_group(group, np.zeros((1, 1), np.int32), now, after)
+    env.reset(seed=3)
+    (leaf,) = leaves(env.observation_space)
+    expected = np.zeros_like(after.obs["obs"][0])
+    leaf.put_value(expected, env.step(0)[0])
+    assert expected.any()
+    np.testing.assert_array_equal(after.obs["obs"][0], expected)
 
 
 def test_rgb_and_render() -> None:

@@ -41,6 +41,7 @@ from headrace.config.hardware import default_device
 from headrace.envs.atari.training import TrainingEpisodes, TrainingStarts
 from headrace.envs.core.contract import EnvGroup
 from headrace.envs.core.family_interface import Family
+from headrace.envs.core.spaces import PLAIN_KEY, observation_spec
 from headrace.envs.core.wrappers import check_applied
 from headrace.envs.groups.vector import VectorGroup
 from headrace_atari import AtariVector
@@ -122,9 +123,12 @@ def make_group(
         gpu = str(consoles.tensor_device)
     else:
         consoles = make_vector(name, options, num_envs, threads)
-    # colours are the last dimension of the emulators' images but the first of the engine's, so colour images must be copied
-    in_place, stack = options.atari_backend == "native" and shown == "gray", made["stack_num"]
-    counted = replace(options, frameskip=made["frameskip"])
+    # colours are the last dimension of the emulators' images but the first of the engine's, so colour images must be copied, as
+    # must be what the engine sees as vectors
+    space = consoles.single_observation_space
+    written = observation_spec(space)[PLAIN_KEY]
+    in_place = options.atari_backend == "native" and (written.shape, written.dtype) == (space.shape, space.dtype)
+    counted, stack = replace(options, frameskip=made["frameskip"]), made["stack_num"]
     return VectorGroup(TrainingEpisodes(consoles, life_loss, starts), counted, env_id, FRAMESKIP, in_place, stack, gpu)
 
 
