@@ -78,7 +78,15 @@ class CounterOfArrays(Counter):
         return TensorStep(next(arrays), Array(reward), *ends, next(arrays))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", [Counter, CounterOfArrays])
+class CounterOfNumbers(Counter):
+    """Flags are floats, as the `done` of Brax is."""
+
+    def step(self, actions: torch.Tensor) -> Any:
+        obs, reward, terminated, truncated, final = super().step(actions)
+        return TensorStep(obs, reward, terminated.float(), truncated.float(), final)
+
+
+@pytest.mark.parametrize("kind", [Counter, CounterOfArrays, CounterOfNumbers])
 @pytest.mark.parametrize("place", [None, "cpu"])
 def test_rows_are_those_of_a_group_that_resets_in_the_same_step(place: str | None, kind: type[Counter]) -> None:
     """NumPy rows (`place` None) and rows of tensors hold the same."""

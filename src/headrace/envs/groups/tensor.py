@@ -138,7 +138,7 @@ class TensorGroup(EnvGroup):
         obs, *results, final_obs = stepped
         reward, terminated, truncated = (_tensor(x) for x in results)
         check_shapes(self.num_envs, reward=reward, terminated=terminated, truncated=truncated)
-        ended = (terminated | truncated).bool()  # other libraries may export their flags as bytes
+        ended = terminated.bool() | truncated.bool()  # other libraries may have flags of bytes, or of floats as Brax
         self._put(after.obs, obs)
         self._put(now.final_obs, final_obs)
         now.terminated.copy_(terminated)
