@@ -417,3 +417,14 @@ def test_games_for_which_no_step_is_left_are_not_told(shown, tmp_path):
     policy = shown
     assert record(policy, tmp_path / "v.mp4", episodes=5, max_steps=4) == [1.0, 2.0, 1.0], "the third has three steps"
     assert record(policy, tmp_path / "v.mp4", episodes=2, max_steps=100) == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.0, "2"])
+def test_what_is_no_number_of_games_is_refused_before_anything_is_made(tmp_path, count):
+    for number, play in (
+        ("episodes", lambda: evaluate("nowhere", count)), ("num_envs", lambda: evaluate("nowhere", 2, num_envs=count)),
+        ("episodes", lambda: record("nowhere", tmp_path / "v.mp4", episodes=count)),
+        ("max_steps", lambda: record("nowhere", tmp_path / "v.mp4", max_steps=count)),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"{number} is {count!r}; it must be a whole number, at least 1"):
+            play()

@@ -23,7 +23,7 @@ from headrace.envs.core.errors import EnvironmentFault, TooFewFree
 from headrace.envs.core.reference_scores import normalized
 from headrace.envs.groups.multi_agent import MultiAgentGroup
 from headrace.envs.make import make_group
-from headrace.evaluation.games import Episode, Games, evenly, team_of
+from headrace.evaluation.games import Episode, Games, check_count, evenly, team_of
 from headrace.evaluation.hang_warnings import at_limit, with_limit
 from headrace.evaluation.intervals import bootstrap_ci
 from headrace.evaluation.policy import TrainedPolicy, Which, load_policy
@@ -146,14 +146,13 @@ def evaluate(
     An environment server must have the settings of the run, so also `max_episode_steps`; where it has fewer free environments,
     they are used, and a `UserWarning` is given.
 
-    Raises `ValueError` if `episodes` or `num_envs` is below 1, `ConfigError` for a negative seed, an impossible
+    Raises `ValueError` if `episodes` or `num_envs` is no whole number from 1 on, `ConfigError` for a negative seed, an impossible
     `max_episode_steps`, a multi-agent environment that can only be made at an environment server and a server that refuses, and
     what `load_policy` raises.
     """
-    if episodes < 1:
-        raise ValueError(f"episodes is {episodes}; it must be at least 1")
-    if num_envs is not None and num_envs < 1:
-        raise ValueError(f"num_envs is {num_envs}; it must be at least 1")
+    check_count("episodes", episodes)
+    if num_envs is not None:
+        check_count("num_envs", num_envs)
     if not isinstance(policy, TrainedPolicy):
         policy = load_policy(policy, which=which, policy=number, imports=imports, env=env)
     tasks = policy.spec.tasks

@@ -11,6 +11,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +53,12 @@ class Game(NamedTuple):
     def lost(self) -> bool:
         """Whether the game process failed, so that the game has no result."""
         return self.outcomes is not None and bool(np.isnan(self.outcomes).any())
+
+
+def check_count(name: str, count: object) -> None:
+    """Raise `ValueError` for what is no number of games, environments or steps; `name`: of the argument."""
+    if not isinstance(count, Integral) or count < 1:
+        raise ValueError(f"{name} is {count!r}; it must be a whole number, at least 1")
 
 
 def evenly(count: int, n: int) -> list[int]:

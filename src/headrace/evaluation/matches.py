@@ -14,7 +14,7 @@ from headrace.accelerator.threads import using_threads
 from headrace.config import ConfigError, EnvConfig
 from headrace.config.seeds import Use, environment_seed, random_seed
 from headrace.envs.groups.multi_agent import multi_agent_group
-from headrace.evaluation.games import Game, Games, Player, evenly
+from headrace.evaluation.games import Game, Games, Player, check_count, evenly
 from headrace.evaluation.hang_warnings import at_limit
 from headrace.evaluation.intervals import wilson
 from headrace.evaluation.trained_policy import TrainedPolicy
@@ -71,11 +71,10 @@ def play(
     A `UserWarning` is given if no match ends for a minute, or an environment does not answer for 30 seconds, and again each time
     that has doubled. `options.max_episode_steps` cuts matches off.
 
-    Raises `ConfigError` where the environment has only one agent, `ValueError` if `matches` is below 1, and `EnvironmentFault`
-    where many matches in a row were lost with a game process (`headrace.evaluation.games.MOST_LOST`).
+    Raises `ConfigError` where the environment has only one agent, `ValueError` if `matches` is no whole number from 1 on, and
+    `EnvironmentFault` where many matches in a row were lost with a game process (`headrace.evaluation.games.MOST_LOST`).
     """
-    if matches < 1:
-        raise ValueError(f"matches is {matches}; it must be at least 1")
+    check_count("matches", matches)
     started = time.perf_counter()
     with _players((one, other), env, options, min(matches, num_envs or 16), deterministic, seed) as games:
         shares = evenly(matches, games.group.num_envs)

@@ -24,7 +24,7 @@ from headrace.envs.groups.local import LocalGroup
 from headrace.envs.groups.multi_agent import multi_agent_group
 from headrace.envs.groups.rewards import reward_transform
 from headrace.envs.make import make_parallel
-from headrace.evaluation.games import Game, Games, team_of
+from headrace.evaluation.games import Game, Games, check_count, team_of
 from headrace.evaluation.policy import TrainedPolicy, Which, load_policy
 from headrace.runs.plots import learning_curve, task_curves
 from headrace.runs.video import VideoWriter
@@ -53,9 +53,12 @@ def record(
     games, which are played neither in training nor by `evaluate`. `imports`: see `load_policy`. `task`: see
     `TrainedPolicy.make_env`.
 
-    Raises `ConfigError` where the environment has no pictures or a package for them is missing, `EnvironmentFault` where drawing
-    one fails, and what `load_policy` raises.
+    Raises `ValueError` if `episodes` or `max_steps` is no whole number from 1 on, `ConfigError` where the environment has no
+    pictures or a package for them is missing, `EnvironmentFault` where drawing one fails, and what `load_policy` raises.
     """
+    check_count("episodes", episodes)
+    if max_steps is not None:
+        check_count("max_steps", max_steps)
     if not isinstance(policy, TrainedPolicy):
         policy = load_policy(policy, which=which, policy=number, imports=imports)
     games = record_games(policy, path, episodes, deterministic=deterministic, max_steps=max_steps, seed=seed, task=task)
