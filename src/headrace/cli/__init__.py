@@ -25,6 +25,7 @@ from headrace import end_at_once
 from headrace.cli import compare, envs, eval, export, play, report, search, serve_envs, share, status, stop, train, tune, watch
 from headrace.config import Config, ConfigError, hardware
 from headrace.processes import ranks
+from headrace.processes.interrupt import as_ctrl_c
 from headrace.processes.output import show, show_without_source, tolerantly
 from headrace.runs.error_texts import explain
 from headrace.runs.files import occupy_standard_streams
@@ -110,7 +111,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         print(f"headrace: unknown command {command!r}{perhaps}\n{USAGE}", file=sys.stderr)
         return 2
     try:
-        with warnings.catch_warnings():
+        with as_ctrl_c(), warnings.catch_warnings():
             warnings.showwarning = show_without_source(warnings.showwarning)
             return COMMANDS[command](rest)
     except KeyboardInterrupt:

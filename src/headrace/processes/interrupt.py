@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
 from weakref import WeakSet
@@ -19,7 +19,7 @@ SAME_REQUEST = 0.5
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody has asked for the end of the run for the second time."""
+    """Somebody has asked for the end of a command, or of a run for the second time."""
 
 
 _stopped_too: WeakSet[subprocess.Popen[bytes]] = WeakSet()
@@ -99,7 +99,7 @@ class Interrupt:
 
 
 @contextmanager
-def interrupts(on_request: Callable[[], None]) -> Iterator[Interrupt]:
+def interrupts(on_request: Callable[[], None], signals: Collection[signal.Signals] = SIGNALS) -> Iterator[Interrupt]:
     """The first signal only sets `requested` and calls `on_request`, so that the run ends between two updates with a checkpoint.
     A second one raises `Interrupted`, unless it is SIGHUP or comes at once: when a terminal is closed, the kernel and the
     shell both send one. A signal that this process ignores stays ignored. Only Python's main thread may ask for signals; in
@@ -118,12 +118,21 @@ def interrupts(on_request: Callable[[], None]) -> Iterator[Interrupt]:
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
-    before = [(number, signal.signal(number, handle)) for number in heard()]
+    before = [(number, signal.signal(number, handle)) for number in heard() if number in signals]
     try:
         yield interrupt
     finally:
         for number, old in before:
             signal.signal(number, old)
+
+
+def as_ctrl_c() -> AbstractContextManager[Interrupt]:
+    """Within the context SIGTERM and SIGHUP raise `KeyboardInterrupt`, as Ctrl-C does by itself."""
+
+    def end() -> None:
+        raise Interrupted
+
+    return interrupts(end, (signal.SIGTERM, signal.SIGHUP))
 
 
 @contextmanager
