@@ -84,6 +84,25 @@ def test_ctrl_c_ends_a_server_whose_environments_hang(tmp_path: Path) -> None:
         served.kill()
 
 
+@pytest.mark.parametrize(("number", "dials"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)])
+def test_who_ends_a_server_ends_its_environments(number: signal.Signals, dials: bool, tmp_path: Path) -> None:
+    """Also those of a trainer that is there. Closing them takes a moment, as with a simulator of its own."""
+    world = HANGING.replace("threading.Event().wait()", "") + "\n    def close(self):\n        import time\n"
+    (tmp_path / "closing.py").write_text(world + "        time.sleep(0.3)\n        print('closed', flush=True)\n")
+    port, log = free_port(), tmp_path / "log"
+    dial = ["--dial", f"127.0.0.1:{port}"] if dials else []
+    served = ServerProcess("--import", str(tmp_path / "closing.py"), *dial, env="my/hanging", port=port)
+    served.start(log)
+    assert served.process is not None
+    address = f"listen:{served.address}" if dials else served.address
+    with contextlib.closing(RemoteGroup(address, "my/hanging", EnvConfig(), 2)) as group:
+        Stepper(group, group).reset()
+        before = log.read_text()
+        served.signal(number)
+        assert served.process.wait(15) == 130
+        assert log.read_text() == before + "closed\n" * 2 + "The environment server has stopped\n"
+
+
 def test_the_example_serves_in_five_lines_and_without_torch() -> None:
     code = [line for line in EXAMPLE.read_text().split('"""')[2].splitlines() if line.strip()]
     assert len(code) == 5
@@ -117,7 +136,7 @@ def test_a_simulator_dials_in_and_comes_back() -> None:
     address = f"127.0.0.1:{free_port()}"
     said: list[str] = []
     dialler = Dialler(offer(num_envs=10), address, Credentials(), said.append)
-    thread = threading.Thread(target=dialler.run, daemon=True)
+    thread = threading.Thread(target=dialler.wait, daemon=True)
     thread.start()
     wait_until(lambda: any("Connection refused" in text for text in said))
     here = counting(1)
@@ -153,7 +172,7 @@ def test_a_simulator_does_not_wait_for_ever_for_a_hello(monkeypatch: pytest.Monk
     silent.add_insecure_port(address)
     silent.start()
     dialler = Dialler(offer(), address, Credentials(), said.append)
-    threading.Thread(target=dialler.run, daemon=True).start()
+    threading.Thread(target=dialler.wait, daemon=True).start()
     wait_until(lambda: any("no hello within 0.3 seconds" in text for text in said))
     monkeypatch.setattr(server, "ANSWER_TIMEOUT", 60.0)  # the hello of a busy machine is one
     silence.set()
@@ -172,12 +191,12 @@ def test_a_simulator_with_a_wrong_token_is_turned_away(monkeypatch: pytest.Monke
     stepper.begin_reset()
     said: list[str] = []
     wrong = Dialler(offer(), address, Credentials("another-token"), said.append)
-    threading.Thread(target=wrong.run, daemon=True).start()
+    threading.Thread(target=wrong.wait, daemon=True).start()
     wait_until(lambda: any("token" in text for text in said))
     assert not group.recv()
     wrong.stop()
     right = Dialler(offer(), address, Credentials(TOKEN), said.append)
-    threading.Thread(target=right.run, daemon=True).start()
+    threading.Thread(target=right.wait, daemon=True).start()
     finish(group)
     right.stop()
     group.close()
@@ -327,14 +346,14 @@ def test_a_simulator_is_told_its_own_flags(certificate: tuple[str, str]) -> None
     address, said = f"127.0.0.1:{free_port()}", list[str]()
     group = RemoteGroup(f"listen:{address}", NAME, EnvConfig(remote_tls_cert=cert, remote_tls_key=key), 5)
     dialler = Dialler(offer(), address, Credentials(), said.append)
-    threading.Thread(target=dialler.run, daemon=True).start()
+    threading.Thread(target=dialler.wait, daemon=True).start()
     advice = "if it uses TLS, give the certificate that signed its own here, too (--tls-ca)"
     wait_until(lambda: any(advice in text for text in said))
     dialler.stop()
     group.close()
     group = RemoteGroup(f"listen:{address}", NAME, EnvConfig(), 5)
     dialler = Dialler(offer(), address, Credentials(ca=cert), said.append)
-    threading.Thread(target=dialler.run, daemon=True).start()
+    threading.Thread(target=dialler.wait, daemon=True).start()
     advice = "start it with --envs.remote-tls-cert and --envs.remote-tls-key, or leave out --tls-ca here"
     wait_until(lambda: any(advice in text for text in said))
     dialler.stop()
@@ -358,7 +377,7 @@ def test_tls_of_a_run_that_listens(certificate: tuple[str, str]) -> None:
     address = f"127.0.0.1:{free_port()}"
     group = RemoteGroup(f"listen:{address}", NAME, EnvConfig(remote_tls_cert=cert, remote_tls_key=key), 5)
     dialler = Dialler(offer(), address, Credentials(ca=cert), lambda text: None)
-    threading.Thread(target=dialler.run, daemon=True).start()
+    threading.Thread(target=dialler.wait, daemon=True).start()
     Stepper(group, counting(1)).reset()
     dialler.stop()
     group.close()
@@ -428,7 +447,7 @@ def test_garbage_at_a_run_that_listens(seconds: float, monkeypatch: pytest.Monke
     assert not answers
     assert not group.recv(), "nobody's garbage is an observation"
     dialler = Dialler(offer(), address, Credentials(TOKEN), lambda text: None)
-    threading.Thread(target=dialler.run, daemon=True).start()
+    threading.Thread(target=dialler.wait, daemon=True).start()
     finish(group)
     stepper.step()
     dialler.stop()

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
 import gymnasium
 
@@ -24,6 +25,7 @@ from headrace.transport.streams import FIRST_PAUSE, Backoff, Caller, Endpoint, S
 
 SPARE_STREAMS = 16  # streams beside those of groups, for trainers that ask for the specification or are refused
 HELLO_TIMEOUT = 30.0  # seconds that a caller may take for its hello
+CLOSE_TIMEOUT = 3.0  # seconds that a server which ends gives its environments to close
 ANSWER_TIMEOUT = 10.0
 """Seconds that a dialled trainer may take for its hello. A trainer sends it or ends the stream at once, but gRPC may keep a call
 for ever if the listener closes at that moment."""
@@ -79,16 +81,19 @@ class Dialler:
         self._caller = Caller(_endpoint(address, own, compression), protocol.OF_SIMULATOR)
         self._stopped = threading.Event()
         self._taken = threading.Event()
+        self._streams: WeakSet[Stream] = WeakSet()  # those that are open, and perhaps others
         self._last = ""
 
-    def run(self) -> None:
+    def wait(self) -> None:
+        """Serve until `stop`."""
         backoff = Backoff()
         while not self._stopped.is_set():
             if self.offer.used >= self.offer.num_envs:
                 self._stopped.wait(FIRST_PAUSE)
                 continue
             self._taken.clear()
-            thread = threading.Thread(target=self._serve, args=(self._caller.open(),), name="remote-envs", daemon=True)
+            self._streams.add(stream := self._caller.open())
+            thread = threading.Thread(target=self._serve, args=(stream,), name="remote-envs", daemon=True)
             thread.start()
             while thread.is_alive() and not self._taken.is_set() and not self._stopped.is_set():
                 self._taken.wait(0.05)
@@ -107,8 +112,6 @@ class Dialler:
         stream.on_gone = session.left
         for answer in session.answers(iter(stream), began):
             stream.send(answer)
-            if self._stopped.is_set():
-                break
         stream.finish()
         for _ in stream:  # until the trainer has ended the stream, so that the last messages arrive
             pass
@@ -116,12 +119,15 @@ class Dialler:
         stream.close()
 
     def _say(self, text: str) -> None:
-        if text != self._last:
+        if text != self._last and not self._stopped.is_set():
             self._last = text
             self._report(text)
 
     def stop(self) -> None:
+        """End all streams."""
         self._stopped.set()
+        for stream in [*self._streams]:
+            stream.close()
 
 
 def serve_offer(
@@ -134,19 +140,21 @@ def serve_offer(
 ) -> None:
     """Serve until the process ends, or until Ctrl-C."""
     try:
+        server: Dialler | EnvServer
         if dial is not None:
-            _print(f"{offer.num_envs} x {offer.env} for the trainer at {dial}")
-            return Dialler(offer, dial, own, _print, compression).run()
-        assert listen is not None
-        server = EnvServer(offer, listen, own, compression)
-        address = listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{server.port}"
-        _print(f"{offer.num_envs} x {offer.env} at {address}")
+            server, where = Dialler(offer, dial, own, _print, compression), f"for the trainer at {dial}"
+        else:
+            assert listen is not None
+            server = EnvServer(offer, listen, own, compression)
+            where = f"at {listen}" if listen.startswith("unix:") else f"at {listen.rpartition(':')[0]}:{server.port}"
+        _print(f"{offer.num_envs} x {offer.env} {where}")
         try:
             server.wait()
         finally:
             server.stop()
+            offer.wait_until_free(CLOSE_TIMEOUT)
     except KeyboardInterrupt:
-        hung = f"; {hanging} of its environments gave no answer any more" if (hanging := offer.used) and dial is None else ""
+        hung = f"; {hanging} of its environments gave no answer any more" if (hanging := offer.used) else ""
         _print(f"The environment server has stopped{hung}")
         raise
 

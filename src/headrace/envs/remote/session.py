@@ -37,7 +37,7 @@ class Offer:
 
     def __post_init__(self) -> None:
         self._in_use: dict[Session, int] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
 
     @property
     def used(self) -> int:
@@ -59,7 +59,13 @@ class Offer:
     def give_back(self, session: Session) -> int:
         """Free what a session has reserved; returns their number."""
         with self._lock:
+            self._lock.notify_all()
             return self._in_use.pop(session, 0)
+
+    def wait_until_free(self, seconds: float) -> None:
+        """Wait until every session has given back what it had reserved, up to so many seconds."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._in_use, seconds)
 
 
 class Session:
