@@ -15,7 +15,7 @@ from headrace.config import Config
 from headrace.envs.core.contract import MASK_KEY, EnvSpec
 from headrace.policies.encoders import NETWORKS, TwoNetworks, out_features
 from headrace.policies.errors import AgentFault, failed, is_own, named, shown
-from headrace.policies.policy import Trunk
+from headrace.policies.policy import Policy, Trunk
 from headrace.sampling.trajectory_fields import trajectory_fields
 
 SIZES = (2, 1, 3)  # of batches: with one observation alone, a result without a batch dimension could look right
@@ -34,6 +34,8 @@ def try_agent(algorithm: Any, model: nn.Module, config: Config, spec: EnvSpec) -
     for part in model.modules():
         if isinstance(part, Trunk):
             trial.watch_parts(part)
+        elif isinstance(part, Policy) and part.returns is not None:
+            trial.check_value_head(part, named(type(algorithm), "make_model", "learning.algorithm", trial.algorithm))
     for trial.n in SIZES:
         try:
             trial.act(algorithm, model.eval(), spec)
@@ -74,6 +76,16 @@ class _Trial:
             who = named(type(core), "forward", "the core of learning.algorithm", self.algorithm)
             shapes = "[T, B, policy.core_size] and, after the last row, [B, width]"
             self._watch(core, who, shapes, lambda given: (torch.empty(1, self.n, size), given[1]))
+
+    @staticmethod
+    def check_value_head(policy: Policy, who: str) -> None:
+        """Raise `AgentFault` for a value head of the user's own that cannot be rescaled (`Policy.update_returns`)."""
+        linear = getattr(policy.value_head, "linear", None)
+        if not isinstance(linear, nn.Linear) or linear.bias is None:
+            raise AgentFault(
+                f"{who} made a policy with the value_head {shown(policy.value_head)}, which policy.normalize_returns cannot "
+                "rescale: its last layer must be its attribute linear, a torch.nn.Linear with a bias. Or turn that setting off"
+            )
 
     @torch.inference_mode()
     def act(self, algorithm: Any, model: nn.Module, spec: EnvSpec, drawn: bool = False) -> None:
