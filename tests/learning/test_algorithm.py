@@ -25,6 +25,7 @@ from headrace.learning.algorithm import algorithm_names, declaration, make_algor
 from headrace.learning.policy_gradient import PolicyGradient
 from headrace.make_config import check_config, make_config
 from headrace.policies.distributions import LOG_STD_RANGE
+from headrace.policies.errors import AgentFault
 from headrace.runs.metrics import read_jsonl
 from headrace.train import train
 
@@ -118,6 +119,23 @@ class Noting(PolicyGradient):
         torch.testing.assert_close(batch["doubled"], 2 * batch["value"])
         loss, statistics = super().loss(model, batch, config)
         return loss, statistics | {"losses/doubled": batch["doubled"].mean()}
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        (lambda observations: {}, r"failed when it was called with \(observations, env_defaults, preset\): TypeError: .* 1 pos"),
+        (lambda *given: 1 / 0, r"failed when it was called with \(observations, env_defaults, preset\): ZeroDivisionError"),
+        (lambda *given: None, "returned None; expected a dictionary of dotted settings"),
+    ],
+)
+def test_a_function_of_defaults_that_makes_none_is_named(own: Any, words: str) -> None:
+    register_algorithm("mistaken", defaults=own)(lambda config: PolicyGradient())
+    try:
+        with pytest.raises(AgentFault, match=rf"<lambda> \(the defaults of learning.algorithm mistaken\) {words}"):
+            make_config("gym/CartPole-v1", "mistaken")
+    finally:
+        del algorithms._declarations["mistaken"]
 
 
 def test_a_users_algorithm_has_every_right_that_ours_have(tmp_path: Path) -> None:

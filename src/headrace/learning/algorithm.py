@@ -190,8 +190,16 @@ class Declaration:
     """Whether it is one of `headrace.learning.presets`, whose names are taken."""
 
     def defaults_for(self, observations: str, env_defaults: Mapping[str, Any], preset: str) -> dict[str, Any]:
-        """The dotted settings that it starts with; see `Defaults`."""
-        return dict(self.defaults(observations, env_defaults, preset) if callable(self.defaults) else self.defaults)
+        """The dotted settings that it starts with; see `Defaults`. Raises `AgentFault` if the user's own function makes none."""
+        if not callable(own := self.defaults):
+            return dict(own)
+        return dict(
+            made(
+                own, named(own, "", "the defaults of learning.algorithm", self.name), "(observations, env_defaults, preset)",
+                lambda: own(observations, env_defaults, preset), lambda settings: isinstance(settings, Mapping),
+                "a dictionary of dotted settings",
+            )
+        )  # fmt: skip
 
     def without_effect(self, settings: Iterable[str]) -> list[str]:
         """Those of these dotted settings that have no effect on it."""
