@@ -108,6 +108,19 @@ def test_more_minibatches_than_trajectories_are_refused() -> None:
         learner.learn(trajectories())
 
 
+def test_statistics_of_another_name_in_the_next_optimizer_step_are_refused() -> None:
+    """Each column of an update's statistics has one name: the numbers of one had been reported under that of another."""
+
+    class Changing(Line):
+        def loss(self, model: nn.Module, batch: Tensors, config: LearningConfig) -> tuple[Tensor, Tensors]:
+            loss, _ = super().loss(model, batch, config)
+            return loss, {f"losses/{len(self.seen)}": loss}
+
+    make_learner(Changing()).learn(trajectories())
+    with pytest.raises(AgentFault, match=r"Changing.loss \(.*\) returned the statistics losses/2 after losses/1; "):
+        make_learner(Changing(), **{"learning.num_epochs": 2}).learn(trajectories())
+
+
 @pytest.mark.parametrize(("extra", "came"), [(torch.zeros(()), "float32 []"), (torch.zeros(B), "float32 [6]"), (3.0, "float")])
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_prepare_adds_can_be_divided(extra: Any, came: str, whole: bool) -> None:

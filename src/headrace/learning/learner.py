@@ -228,7 +228,11 @@ class Learner:
         samples: dict[str, list[Tensor]] = defaultdict(list)
         whole = self.algorithm.whole_trajectories(self.config.learning)
         for part in minibatches(data, self.config.learning, whole, self.device, self.generator):
+            before = self._names
             out = self._step(part) if self._reduce_gradients is None else self._reduced_step(part)
+            if steps and self._names != before:
+                came = f"returned the statistics {', '.join(self._names[:-1])} after {', '.join(before[:-1])}"
+                raise self._fault(came, "the same names in all optimizer steps of an update")
             steps.append(out["statistics"].clone())
             for name, x in out.items():
                 if name.startswith("sample/"):  # a recorded step overwrites those of the step before
