@@ -253,6 +253,25 @@ def test_images_of_every_form_are_resized(shape: tuple[int, ...]) -> None:
         assert (env.step(0)[0] == 255 // space.high.max()).all()
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (np.zeros((40, 32, 3), np.uint8), r"observation 'seen' has shape \(40, 32, 3\); its space declares \(32, 40, 3\)"),
+        (np.zeros((32, 40, 3), np.int64), "observation 'seen' has dtype int64; its space declares uint8"),
+    ],
+    ids=["shape", "dtype"],
+)
+def test_what_is_resized_must_be_as_its_space_says(given: np.ndarray, message: str) -> None:
+    class Other(Counted):
+        def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            return {"seen": given}, 0.0, False, False, {}
+
+    env = preprocess(Other(spaces.Dict({"seen": spaces.Box(0, 255, (32, 40, 3), np.uint8)})), EnvConfig(resize=(16, 16)))
+    env.reset()
+    with pytest.raises(BadObservation, match=message):
+        env.step(0)
+
+
 def test_the_action_mask_is_not_stacked() -> None:
     space = spaces.Dict({"obs": spaces.Box(-1, 9, (4,), np.float32), "action_mask": spaces.Box(0, 9, (3,), np.int8)})
     env = preprocess(Counted(space), EnvConfig(frame_stack=2))

@@ -175,7 +175,7 @@ class ImageTransform(gymnasium.ObservationWrapper):
     def __init__(self, env: Env, size: tuple[int, int] | None, grayscale: bool) -> None:
         super().__init__(env)
         self._size, self._grayscale = size, grayscale
-        self._images = {key: leaves(part)[0] for key, part in chosen_parts(env, is_image).items()}
+        self._images = {key: replace(leaves(part)[0], name=key) for key, part in chosen_parts(env, is_image).items()}
         if not self._images:
             raise ValueError(f"{env}: resize and grayscale need an image; the observation is {env.observation_space}")
         channels = {leaf.spec.shape[0] for leaf in self._images.values()}
@@ -191,7 +191,9 @@ class ImageTransform(gymnasium.ObservationWrapper):
     def _image(self, key: str, image: Any) -> np.ndarray:
         import cv2
 
-        image = image if key in self._ready and isinstance(image, np.ndarray) else _pixels(self._images[key], image)
+        leaf = self._images[key]
+        declared = isinstance(image, np.ndarray) and (image.shape, image.dtype) == (leaf.source.shape, leaf.source.dtype)
+        image = image if declared and key in self._ready else _pixels(leaf, image)  # which checks the others
         if self._grayscale and image.shape[2] == 3:
             image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None]
         return image if self._size is None else resize(image, self._size)
