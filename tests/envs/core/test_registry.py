@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -22,6 +23,7 @@ from headrace.envs.core.contract import Categorical, Continuous, EnvGroup
 from headrace.envs.core.errors import EnvironmentFault, UnknownEnvironment
 from headrace.envs.core.imports import import_files
 from headrace.envs.core.settings import defaults
+from headrace.envs.families.torch_cartpole import CartPole
 from headrace.envs.make import describe, make_env, make_group, make_vec
 
 mujoco = pytest.importorskip("mujoco")
@@ -348,3 +350,18 @@ def test_ids_without_a_version_are_listed_too(monkeypatch: pytest.MonkeyPatch) -
     spec = gymnasium.registry["CartPole-v1"]
     monkeypatch.setattr(gymnasium, "registry", {"Maze-v0": spec, "Maze-v2": spec, "Maze-viewer": spec, "Plain": spec})
     assert registry.list_ids("gym") == ["gym/Maze-v2", "gym/Maze-viewer", "gym/Plain"]
+
+
+@pytest.mark.parametrize(
+    ("register", "make"),
+    [
+        (registry.register_vector, lambda options, num_envs: SyncVectorEnv([CountingEnv] * 3)),
+        (registry.register_tensor, lambda options, num_envs, device: CartPole(3, device)),
+    ],
+    ids=["vector", "tensor"],
+)
+def test_another_number_of_environments_than_asked_for_is_refused(registered: list[str], register: Any, make: Any) -> None:
+    register("my/three")(make)
+    with pytest.raises(ConfigError, match="my/three: the registered function made 3 environments, and 2 were asked for"):
+        make_group("my/three", EnvConfig(), 2)
+    make_group("my/three", EnvConfig(), 3).close()

@@ -135,7 +135,7 @@ def register_vector(
 
     def make(factory: Any, name: str, options: EnvConfig, num_envs: int) -> Any:
         check_applied(env_id, options, applies)
-        return factory(options, num_envs)
+        return _as_many(factory(options, num_envs), num_envs, env_id)
 
     return _register(env_id, defaults, lambda factory: {"make": None, "make_vector": partial(make, factory)})
 
@@ -152,9 +152,17 @@ def register_tensor(
 
     def make(factory: Any, name: str, options: EnvConfig, num_envs: int, device: str) -> Any:
         check_applied(env_id, options, applies)
-        return factory(options, num_envs, device)
+        return _as_many(factory(options, num_envs, device), num_envs, env_id)
 
     return _register(env_id, defaults, lambda factory: {"make": None, "make_tensor": partial(make, factory)})
+
+
+def _as_many(envs: Any, num_envs: int, env_id: str) -> Any:
+    """These environments. Raises `ConfigError` unless there are `num_envs` of them."""
+    if envs.num_envs != num_envs:
+        made = f"the registered function made {envs.num_envs} environments, and {num_envs} were asked for"
+        raise ConfigError(f"{env_id}: {made}: make as many as its argument says")
+    return envs
 
 
 def register_parallel(
