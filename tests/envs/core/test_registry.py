@@ -365,3 +365,9 @@ def test_another_number_of_environments_than_asked_for_is_refused(registered: li
     with pytest.raises(ConfigError, match="my/three: the registered function made 3 environments, and 2 were asked for"):
         make_group("my/three", EnvConfig(), 2)
     make_group("my/three", EnvConfig(), 3).close()
+
+
+def test_a_vector_environment_in_the_place_of_one_is_refused(registered: list[str]) -> None:
+    registry.register("my/many")(lambda options, *, render_mode=None: SyncVectorEnv([CountingEnv] * 2))
+    with pytest.raises(ConfigError, match=r"SyncVectorEnv is a vector environment: .*@headrace\.envs\.register_vector"):
+        make_group("my/many", EnvConfig(), 2)

@@ -32,12 +32,17 @@ def construct(make: Any, options: EnvConfig, render_mode: str | None = None) -> 
 def complete(env: Any) -> Env:
     """The environment itself, or as a `gymnasium.Env` if it has the methods of one without being one.
 
-    Raises `ConfigError` for an environment of several agents, and `TypeError` for what is none.
+    Raises `ConfigError` for an environment of several agents and for a vector environment, and `TypeError` for what is none.
     """
     if hasattr(env, "possible_agents"):
         raise ConfigError(
             f"{type(env).__qualname__} is an environment of several agents: register a function that makes it with "
             "@headrace.envs.register_parallel(ID, agents=NUMBER), and train ID (docs/multi-agent.md)"
+        )
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        raise ConfigError(
+            f"{type(env).__qualname__} is a vector environment: register a function (options, num_envs) that makes it with "
+            "@headrace.envs.register_vector(ID), and train ID (docs/extending.md)"
         )
     if missing := [name for name in ("observation_space", "action_space", "reset", "step") if not hasattr(env, name)]:
         raise TypeError(f"{env!r:.80} has no {', '.join(missing)}; a gymnasium.Env has")
