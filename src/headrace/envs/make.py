@@ -52,7 +52,7 @@ def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None)
     check_one(env_id)
     family, name = family_of(env_id)
     if family.make is None:
-        ways = {"multi-agent": family.make_parallel, "a tensor": family.make_tensor}
+        ways = {"a multi-agent": family.make_parallel, "a tensor": family.make_tensor}
         kind = next((kind for kind, way in ways.items() if way is not None), "a vector")
         raise ConfigError(f"{env_id} is {kind} environment; there is no single environment to make")
     with _making(env_id, options.kwargs):
@@ -116,6 +116,8 @@ def make_vec(
     """
     mode = None if autoreset_mode is None else AutoresetMode(autoreset_mode)
     check_one(env_id)
+    if num_envs < 1:
+        raise ConfigError(f"num_envs is {num_envs}, must be at least 1")
     if options is None:
         options = default_options(env_id)
     with _making(env_id, options.kwargs):

@@ -371,3 +371,9 @@ def test_a_vector_environment_in_the_place_of_one_is_refused(registered: list[st
     registry.register("my/many")(lambda options, *, render_mode=None: SyncVectorEnv([CountingEnv] * 2))
     with pytest.raises(ConfigError, match=r"SyncVectorEnv is a vector environment: .*@headrace\.envs\.register_vector"):
         make_group("my/many", EnvConfig(), 2)
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_no_environments_are_refused_by_their_number(number: int) -> None:
+    with pytest.raises(ConfigError, match=f"num_envs is {number}, must be at least 1"):
+        make_vec("gym/CartPole-v1", number)

@@ -444,7 +444,7 @@ class TestPettingZoo:
         assert "pettingzoo/tictactoe_v3" in registry.list_ids("pettingzoo")
         with pytest.raises(UnknownEnvironment):
             registry.check_id("pettingzoo/connect_five_v1")
-        with pytest.raises(ConfigError, match="multi-agent environment"):
+        with pytest.raises(ConfigError, match="is a multi-agent environment; there is no single environment"):
             make_env("pettingzoo/connect_four_v3", EnvConfig())
 
     def test_a_frame_skip_that_nothing_applies_is_refused(self) -> None:
