@@ -12,7 +12,7 @@ import pytest
 
 from headrace import cli
 from headrace.cli import status
-from headrace.config import load, override
+from headrace.config import hardware, load, override
 from headrace.runs.folder import RunFolder
 
 sys.path.append(str(Path(__file__).parents[1] / "cluster"))
@@ -76,6 +76,24 @@ def test_the_speed_is_shown_whatever_the_last_line_has(
     shown = capsys.readouterr().out
     assert f"{step} of" in shown
     assert "1,234" in shown
+
+
+def test_the_metrics_are_those_after_the_slow_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What speed depends on is known after an import of torch, which takes seconds; meanwhile training goes on."""
+    run = write_run(tmp_path / "run", metrics={"time/learner/wait": 0.0, "time/rollout/step": 1.0})
+    (run / "log.txt").write_text("something\n")
+
+    def device() -> str:
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"global_step": 4321, "time": 1790000600.0, "time/learner/wait": 0.0, "time/rollout/step": 1.0}\n')
+        return "cpu"
+
+    monkeypatch.setattr(hardware, "default_device", device)
+    how = {"run.dashboard": False, "run.folder": str(run), "sampling.placement": "served"}
+    status._show(run, override(load(run / "config.json"), **how))
+    assert "4,321 of" in capsys.readouterr().out
 
 
 @pytest.mark.process

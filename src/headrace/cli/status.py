@@ -56,6 +56,7 @@ def _going_on(experiment: Path) -> Iterator[Path]:
 
 
 def _show(folder: Path, config: Config) -> None:
+    _ = config.device  # takes an import of torch, seconds in which training goes on
     metrics = _metrics(config, 0)
     with closing(Dashboard(config)) as dashboard:
         for p in range(config.population.size if config.population.size > 1 else 0):
