@@ -146,6 +146,7 @@ def test_every_kind_of_observation_and_action(core, tmp_path):
 def test_other_algorithms_and_worlds(env, settings, kind, tmp_path):
     done = export(trained(env, tmp_path / "run", **settings))
     assert done.contract["sampling"]["kind"] == kind
+    assert ("without the noise" in done.contract["sampling"]["how"]) == ("q.noisy" in settings)
     assert done.contract["verification"]["differences"]["action"] <= 1e-4
     assert headrace.evaluate(done.path, 2).returns
 

@@ -61,7 +61,7 @@ def contract(
         "inputs": [_input(leaf, config) for leaf in observations] + _core_inputs(width),
         "outputs": [*(_action(leaf, _meanings(config, leaf, env)) for leaf in actions), *_parameters(spec, names, width)],
         "core": {"width": width, "start": 0.0} if width else None,
-        "sampling": _sampling(spec, names),
+        "sampling": _sampling(spec, names, config.q.noisy),
         "observation_pipeline": _pipeline(config, spec, env),
         "environment": {
             "id": config.env,
@@ -213,10 +213,11 @@ def _parameters(spec: EnvSpec, names: list[str], core: int) -> list[dict[str, An
     return [{"name": n, "role": n, "shape": ["batch", widths[n]], "dtype": "float32", "meaning": meanings[n]} for n in names]
 
 
-def _sampling(spec: EnvSpec, names: list[str]) -> dict[str, Any]:
-    """How actions are drawn where the policy was trained to draw them."""
+def _sampling(spec: EnvSpec, names: list[str], noisy: bool = False) -> dict[str, Any]:
+    """How actions are drawn. `noisy`: also by noise in its layers, which the file lacks."""
     if "q" in names:
         how = "with probability epsilon an action drawn evenly from those that are allowed, else the one of the largest q"
+        how += ", which is without the noise of the layers that `headrace eval` of the run draws, too" if noisy else ""
         return {"kind": "epsilon-greedy", "epsilon": EVALUATION_EPSILON, "how": how}
     if not names:
         return {"kind": "none", "how": "the policy is deterministic"}
