@@ -103,7 +103,8 @@ def test_an_evaluation_that_dies_or_cannot_be_started_is_told(config, folder, mo
     evaluations = BackgroundEvaluation(override(config, **{"run.eval_episodes": 10**6, "run.eval_interval_steps": 1}))
     evaluations.saved(saved(config)[-1])
     os.kill(evaluations._child.process.pid, signal.SIGKILL)
-    assert [result.content for result in evaluations.drain()][1:] == ["the evaluation ended (killed by SIGKILL)"]
+    _, told = [result.content for result in evaluations.drain()]
+    assert re.fullmatch(rf"Evaluation of \d+-step-{saved(config)[-1]} ended without a result \(killed by SIGKILL\)", told)
 
     def refuse(*arguments):
         raise EOFError("the fork server is dead")
@@ -128,5 +129,5 @@ def test_what_cannot_be_started_at_the_end_is_told_too(config, folder, monkeypat
     monkeypatch.setattr(background, "Child", refuse)
     os.kill(evaluations._child.process.pid, signal.SIGKILL)
     told = [result.content for result in evaluations.drain()]
-    assert told[1] == "the evaluation ended (killed by SIGKILL)"
+    assert told[1].endswith(" ended without a result (killed by SIGKILL)")
     assert [text.rpartition(": ")[2] for text in told[2:]] == ["problem 0", "problem 1"]

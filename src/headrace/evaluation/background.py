@@ -105,7 +105,7 @@ class BackgroundEvaluation:
             self._end(END_TIMEOUT)
         elif silent and not reports:
             child.wait(END_TIMEOUT)
-            yield Message("message", f"the evaluation ended ({child.end_reason()})")
+            yield Message("message", f"Evaluation of {self._held.name} ended without a result ({child.end_reason()})")
             self._end(0)
         self._start()
 
@@ -166,14 +166,16 @@ def _evaluate(
     os.nice(10)
     torch.set_num_threads(1)
 
+    name = f"Evaluation of {Path(held).name}"
+
     def notice(text: str) -> None:
-        pipe.send(Message("message", f"Evaluation of {Path(held).name}: {text}", policy))
+        pipe.send(Message("message", f"{name}: {text}", policy))
 
     try:
         with warnings.catch_warnings(), warnings_reported(notice):
             warnings.simplefilter("ignore", OutOfBounds)  # training has said so
             result = evaluate(folder, episodes, which=held, number=policy, imports=imports, seed=seed, use=Use.BACKGROUND)
     except Exception as error:  # the run goes on without this evaluation, and says why
-        pipe.send(Message("failed", f"evaluation failed: {type(error).__name__}: {error}"[:MOST_TEXT]))
+        pipe.send(Message("failed", f"{name} failed: {type(error).__name__}: {error}"[:MOST_TEXT]))
         return
     pipe.send(Message("eval", {"global_step": float(result.step), **result.metrics}, policy))
