@@ -84,6 +84,13 @@ def make_learner(algorithm: Line | None = None, recorder: Any = None, **settings
     return Learner(algorithm.make_model(None, config), algorithm, config, recorder)  # type: ignore[arg-type]
 
 
+def test_compiling_on_a_machine_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    make_learner()
+    with pytest.raises(ConfigError, match=r"learning.compile needs .* there is no no-such-compiler here"):
+        make_learner(**{"learning.compile": True})
+
+
 def trajectories(seed: int = 0, version: int = 0, invalid: int = 0, ended: int = 2) -> Batch:
     g = torch.Generator().manual_seed(seed)
     valid = torch.ones(T + 1, B, dtype=torch.bool)

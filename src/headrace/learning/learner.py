@@ -7,6 +7,8 @@ belongs to the algorithm (`headrace.learning.algorithm`).
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from headrace.accelerator.graphs import CudaRecorder, Function, Marker, Recorded, Recorder, Tensors
 from headrace.accelerator.ranks import Ranks
 from headrace.accelerator.staging import to_device
-from headrace.config import Config
+from headrace.config import Config, ConfigError
 from headrace.config.errors import UserError
 from headrace.config.seeds import Use, random_seed
 from headrace.experience.batch import Arrivals, Batch
@@ -90,6 +92,7 @@ class Learner:
         # Minibatch order; its state is saved, so that a resumed serial run is the same as one that never stopped.
         self.generator = torch.Generator().manual_seed(random_seed(Use.LEARNING, config.seed))
         if config.learning.compile:
+            _check_compiler(self.device)
             algorithm.loss = torch.compile(algorithm.loss)  # type: ignore[method-assign]
         self._reduce_gradients: Callable[[Tensor], None] | None = None
         self._ranks: Ranks | None = None
@@ -343,6 +346,16 @@ class Learner:
             _check(statistics.unsqueeze(0), self._names, self.progress.updates, self.progress.global_step)
         self.optimizer.step()
         return {"statistics": statistics}
+
+
+def _check_compiler(device: str) -> None:
+    """Raise `ConfigError` where torch has none, and would fail in the first update with a traceback of its own."""
+    compiler = os.environ.get("CXX", "g++")  # as torch looks for it
+    if device == "cpu" and shutil.which(compiler) is None:
+        raise ConfigError(
+            f"learning.compile needs a C++ compiler on the CPU, and there is no {compiler} here: install one (CXX names "
+            "another) or leave the setting out"
+        )
 
 
 class _Report:
