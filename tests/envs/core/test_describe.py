@@ -224,6 +224,12 @@ def test_scripts_need_no_main_guard(how: str, tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
+def test_a_child_without_a_standard_output_is_silent() -> None:
+    code = SCRIPT.partition("print")[0] + "describe(\"gym/CartPole-v1\", EnvConfig())"
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, preexec_fn=partial(os.close, 1), timeout=120)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_the_child_ends_with_its_parent(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     code = (

@@ -24,6 +24,7 @@ from headrace.config import ConfigError
 from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
 from headrace.envs.core.errors import EnvironmentFault
 from headrace.processes.child import LOST_EXIT_CODE, Child
+from headrace.processes.output import tolerantly
 from headrace.processes.reports import ReportWriter
 
 ATTEMPTS = 3  # children that may be killed, one after the other
@@ -145,6 +146,6 @@ def _report(report: ReportWriter, describe: Callable[[], EnvSpec]) -> None:
         kind = {"module": type(error).__module__, "kind": type(error).__name__}
         answer = {"error": kind | {"message": str(error), "frames": fault.frames}}
     report.send(answer | {"warnings": shown})
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        tolerantly(stream.flush, stream)
     os._exit(0)  # does not wait for threads that the environment left
