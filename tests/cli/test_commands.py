@@ -63,6 +63,12 @@ def test_a_run_leaves_what_it_promises(run):
     assert {key for line in lines for key in line if not key.startswith("env/")} - {"time"} <= KEYS.keys()
 
 
+def test_a_result_that_cannot_be_written_is_an_error(run, capsys):
+    with open("/dev/full", "w") as full, mock.patch.object(sys, "stdout", full):
+        assert cli.main(["eval", str(run[0]), "--episodes", "1", "--json"]) == 1
+    assert "No space left on device" in capsys.readouterr().err
+
+
 def test_the_same_command_goes_on_and_says_what_changed(run, headrace):
     folder, _ = run
     again = headrace("train", *SMALL, "--run.folder", folder, "--learning.total_steps", 6000)

@@ -6,7 +6,7 @@ import dataclasses
 
 from headrace.cli.options import NumEnvs, PolicyOptions, parse
 from headrace.config.ranges import Count
-from headrace.processes.output import show
+from headrace.processes.output import show_result
 from headrace.processes.start import start_fork_server
 
 
@@ -38,5 +38,5 @@ def run(arguments: list[str]) -> int:
         which=asked.checkpoint, number=asked.policy, imports=asked.imports, max_episode_steps=asked.max_episode_steps,
         env=asked.env,
     )  # fmt: skip
-    show(result.to_json() if asked.json else str(result))
+    show_result(result.to_json() if asked.json else str(result))
     return 0

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from headrace.cli.options import NumEnvs, PolicyOptions, parse
 from headrace.config.ranges import Count, Range
 from headrace.envs.core.imports import import_files
-from headrace.processes.output import show
+from headrace.processes.output import show, show_result
 from headrace.processes.start import start_fork_server
 
 
@@ -58,7 +58,7 @@ def run(arguments: list[str]) -> int:
         seed=asked.seed,
     )  # fmt: skip
     players = f"{_named(asked.run, one, asked.policy)} against {_named(asked.against, other, asked.against_policy)}"
-    show(json.dumps(dataclasses.asdict(results)) if asked.json else f"{players}: {results}")
+    show_result(json.dumps(dataclasses.asdict(results)) if asked.json else f"{players}: {results}")
     if asked.video is not None:
         record_match(one, other, one.config.env, options, asked.video, deterministic=asked.deterministic, seed=asked.seed)
         if not asked.json:

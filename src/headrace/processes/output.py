@@ -3,6 +3,7 @@ stopped (Ctrl-S), or have a slow reader."""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import select
@@ -14,12 +15,24 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any, TextIO, cast
 
+GONE = (errno.EPIPE, errno.EIO)  # of a write whose reader has gone: a pipe's, a terminal's
 LIMIT = 1 << 20  # most characters that `BackgroundOutput` keeps; what is written beyond them is dropped
 
 
 def show(text: str) -> None:
     """Print a text. Does nothing if the reader of standard output has gone."""
     tolerantly(lambda: print(text, flush=True), sys.stdout)
+
+
+def show_result(text: str) -> None:
+    """Print what a command is for. Does nothing if the reader of standard output has gone; raises `OSError` where it cannot be
+    written for another reason, such as a full disk."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        discard(sys.stdout)
+        if error.errno not in GONE:
+            raise
 
 
 def tolerantly(write: Callable[[], object], stream: IO[str]) -> None:
