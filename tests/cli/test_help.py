@@ -120,6 +120,9 @@ def test_help_of_a_group_shows_all_of_its_settings(capsys):
         for field in dataclasses.fields(kind):
             assert (f"--{group}.{field.name.replace('_', '-')} (" in shown) == there, field.name
     assert "--policy.core (`none` | `gru` | `lstm`; default none) Recurrent core between the encoder and the heads." in shown
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help", "gym/CartPole-v1", "policy"])
+    assert "--policy.mlp (list of int (1 to 65536); default 64 64)" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["train", "--help", "polcy"]) == 2
     assert "--help polcy: the groups of settings are envs, policy," in capsys.readouterr().err
 

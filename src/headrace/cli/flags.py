@@ -182,9 +182,10 @@ def _without_help(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...] 
     at = next((i for i, argument in enumerate(arguments) if argument in ("-h", "--help", "--help-all")), None)
     if at is None:
         return arguments, None
-    groups = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments[at + 1 :]))
-    asked = (help.EVERY,) if arguments[at] == "--help-all" else tuple(groups)
-    return arguments[:at] + arguments[at + 1 + len(groups) :], asked
+    words = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments[at + 1 :]))
+    env = [word for word in words if "/" in word]  # --help gym/CartPole-v1
+    asked = (help.EVERY,) if arguments[at] == "--help-all" else tuple(word for word in words if word not in env)
+    return env + arguments[:at] + arguments[at + 1 + len(words) :], asked
 
 
 def full_name(argument: str) -> str:

@@ -312,7 +312,7 @@ def _first_usable(paths: Iterable[Path], use: Use | None, folder: Path, damaged:
     more = f"\n  and {len(damaged) - _LISTED} more" if len(damaged) > _LISTED else ""
     listed = "\n  ".join(damaged[:_LISTED])
     raise CheckpointError(
-        f"every checkpoint in {folder} is damaged or does not fit:\n  {listed}{more}\nDelete them to start from the beginning"
+        f"every checkpoint in {folder} is damaged or does not fit:\n  {listed}{more}\nTo train from the beginning, delete them"
     )
 
 
