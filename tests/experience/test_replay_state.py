@@ -100,6 +100,18 @@ def test_damage_is_noticed_before_anything_is_restored(tmp_path: Path) -> None:
     assert again.stats().inserts == 0
 
 
+@pytest.mark.parametrize("damage", [{}, {"samples_per_insert": "many"}])
+def test_a_damaged_ratio_is_noticed_before_anything_is_restored(tmp_path: Path, damage: dict[str, str]) -> None:
+    config = ReplayConfig(histories=2, capacity=90, minimum=1, samples_per_insert=4.0)
+    replay_state.save(Replay(config, fields((6, 5), 3)), tmp_path, contents=True)
+    state = json.loads((tmp_path / "replay.json").read_text())
+    del state["config"]["samples_per_insert"]
+    state["config"] |= damage
+    (tmp_path / "replay.json").write_text(json.dumps(state))
+    with pytest.raises(ValueError, match=r"replay\.json is damaged"):
+        replay_state.restore(Replay(config, fields((6, 5), 3)), tmp_path)
+
+
 def test_counters_alone(tmp_path: Path) -> None:
     replay = Replay(ReplayConfig(histories=2, capacity=90, minimum=1), fields((6, 5), 3))
     replay_state.save(replay, tmp_path, contents=False)

@@ -63,6 +63,8 @@ def restore(replay: Replay, folder: os.PathLike[str] | str, gamma: float | None 
             before = {"window": replay.config.window} | state["config"]  # older states do not have it
             _check_reach(replay, before["n_step"], before["window"], before["period"], folder)
         stats = {name: state["stats"][name] for name in dataclasses.asdict(replay.stats())}
+        if saved:
+            stats["samples"] = _samples_in_balance(replay.config, before, stats)
         random = [int(word) for word in state["random"]]
         numbers = [first for first, _ in saved] + list(stats.values()) + random
         words = all(type(number) is int and 0 <= number < 2**64 for number in numbers)
@@ -77,7 +79,6 @@ def restore(replay: Replay, folder: os.PathLike[str] | str, gamma: float | None 
         # Counters are saved first; what arrived meanwhile has later numbers, which must not be given out a second time.
         stats["inserts"] = max(stats["inserts"], newest + 1)
     if saved:
-        stats["samples"] = _samples_in_balance(replay.config, before, stats)
         replay.native.restore_statistics(stats, random)
     return bool(saved)
 
