@@ -32,7 +32,7 @@ def show_result(text: str) -> None:
     except OSError as error:
         discard(sys.stdout)
         if error.errno not in GONE:
-            raise
+            raise OSError(error.errno, error.strerror, "standard output") from error
 
 
 def tolerantly(write: Callable[[], object], stream: IO[str]) -> None:
