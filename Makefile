@@ -14,7 +14,9 @@ VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
-# Modules are compiled to byte code when they are first imported, not all of them at once.
+# Modules are compiled to byte code when they are first imported, not all of them at once. Some images of containers tell Python
+# not to keep that: then every process would compile PyTorch's anew, for as long as importing them takes.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(PIP) install -q --no-compile -c constraints.txt
 ARGS   ?=
 DIST   ?= dist

@@ -70,3 +70,12 @@ def test_a_build_that_fails_stops_the_installation(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert not os.path.exists(tmp_path / "venv/.train")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
+def test_byte_code_is_kept_though_the_environment_forbids_it(tmp_path):
+    program(tmp_path / "venv/bin/headrace", '#!/bin/sh\necho "${PYTHONDONTWRITEBYTECODE-kept}"\n')
+    (tmp_path / "venv/.train").touch()
+    command = ["make", "-s", "--old-file", str(tmp_path / "venv/.train"), f"VENV={tmp_path / 'venv'}", "train"]
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    assert subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60).stdout == "kept\n"
