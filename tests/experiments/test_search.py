@@ -187,6 +187,22 @@ def test_a_preset_holds_all_that_the_search_learned_with(tmp_path):
     assert again == [*fixed, "--learning.gamma", "0.9", "--learning.gamma", "0.5"], "a search may begin with a preset"
 
 
+@pytest.mark.parametrize(
+    ("over", "reason"),
+    [
+        ("learning.gamma=0.9:1.5", "learning.gamma is 1.5; it must be at most 1"),
+        ("learning.rollout-or-so=1:2", "there is no setting"),
+        ("sampling.rollout=0:8", "sampling.rollout is 0; it must be at least 1"),
+        ("learning.optimizer=adam,rmspropp", "--learning.optimizer takes adam, rmsprop or rmsprop-tf"),
+    ],
+)
+def test_values_that_the_setting_does_not_take_are_refused_before_the_first_trial(tmp_path, capsys, over, reason):
+    flags = ["--over", over, "--over", "learning.normalize-advantages=true,false", "--budget", "1k", "--trials", "1"]
+    assert cli.main(["search", CARTPOLE, *flags, "--folder", str(tmp_path / "s")]) == 2
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
+
+
 def test_only_how_to_learn_can_be_searched(tmp_path, capsys):
     flags = ["--over", "envs.reward-scale=0.1,0.5", "--budget", "1k", "--folder", str(tmp_path / "s")]
     assert cli.main(["search", CARTPOLE, *flags]) == 2

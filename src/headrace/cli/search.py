@@ -12,14 +12,14 @@ from typing import Annotated, Literal
 import tyro
 
 from headrace.cli.compare import check_combinations, flags_for_all, places
-from headrace.cli.flags import learning_flags, parse_config, setting_name, without_preset_file
+from headrace.cli.flags import given_settings, learning_flags, parse_config, setting_name, without_preset_file
 from headrace.cli.options import ExperimentOptions, parse
 from headrace.config import Config, ConfigError
 from headrace.config.ranges import Range
 from headrace.envs.core.contract import Continuous
 from headrace.envs.make import describe_run
 from headrace.experiments import progress
-from headrace.experiments.plan import Budget
+from headrace.experiments.plan import Budget, as_flags
 from headrace.experiments.search import BEST, Search, Searcher, searched_before
 from headrace.experiments.space import Dimension, default_ranges, parse_over
 from headrace.make_config import LEARNED_WITH
@@ -63,6 +63,9 @@ def run(arguments: list[str]) -> int:
     config = parse_config(["--env", asked.env, *flags, "--run.folder", os.devnull])
     over = given or searched_before(asked.folder) or default_over(config)
     dimensions = [(Dimension.parse(name, text, default := attrgetter(name)(config)), default) for name, text in over.items()]
+    for dimension, _ in dimensions:
+        for value in dimension.ends:  # those that the setting does not take would fail trial after trial
+            given_settings(as_flags({dimension.name: value}))
     search = Search(asked.env, tuple(flags), over, asked.budget, asked.seeds, asked.sampler, asked.objectives)
     check_combinations(search.plan({}, (0,)))
     if asked.objectives != "score":

@@ -45,6 +45,11 @@ class Dimension:
             raise ConfigError(f"--over {name}={text}: the setting is a whole number")
         return cls(name, *ends, bool(kind), whole)
 
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The choices, or both ends of the range, as text of the command line."""
+        return self.choices or tuple(f"{end:.0f}" if self.whole else f"{end:.4g}" for end in (self.low, self.high))
+
     def suggest(self, trial: Any) -> str:
         """The value that an `optuna.Trial` chooses, as text of the command line. Numbers have four digits."""
         if self.choices:
