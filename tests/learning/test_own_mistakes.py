@@ -319,6 +319,17 @@ def test_errors_after_an_update_are_named(tmp_path: Path, method: str, given: st
     assert error.value.frames.count("File ") == 2  # `broken`, and what it called
 
 
+@pytest.mark.parametrize(("method", "given"), [("statistics", "(model, {"), ("diagnostics", "({")])
+def test_mistakes_in_statistics_of_an_update_are_named(tmp_path: Path, method: str, given: str) -> None:
+    mine("failing", PolicyGradient, **{method: lambda self, *given: {}["x"]})
+    words = f"Mine.{method} (learning.algorithm failing) failed when it was called with {given}"
+    assert refused(tmp_path / "failing", "failing").startswith(words)
+    for name, found, came in (("none", None, "None"), ("number", {"losses/x": 0.5}, "{'losses/x': float}")):
+        mine(name, PolicyGradient, **{method: lambda self, *given, found=found: found})
+        words = f"Mine.{method} (learning.algorithm {name}) returned {came}; expected: tensors [] by name"
+        assert refused(tmp_path / name, name) == words
+
+
 def test_errors_of_a_check_are_named(tmp_path: Path) -> None:
     def own_check(limit: float, config: Any) -> None:
         if config.learning.gama > limit:

@@ -94,7 +94,7 @@ class Algorithm(ABC):
     @contextmanager
     def naming(self, method: str, given: Tensors | int, config: LearningConfig) -> Iterator[None]:
         """Within the context an error of `method`, if that is the user's, becomes an `AgentFault` that names it. `given`: its
-        argument after the model, a batch or a count."""
+        argument, after the model if it takes that: a batch or a count."""
         try:
             yield
         except Exception as error:
@@ -104,8 +104,9 @@ class Algorithm(ABC):
             if recording or not is_own(getattr(type(self), method)):
                 raise
             who = named(type(self), method, "learning.algorithm", config.algorithm)
+            model = "" if method == "diagnostics" else "model, "
             words = f"{shown(given)}, config" if isinstance(given, dict) else given
-            raise failed(who, f"(model, {words})", error) from error
+            raise failed(who, f"({model}{words})", error) from error
 
     def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
         """Fields of the trajectory store, beyond the common ones, that `act` writes. A replay needs `env_index` (int32: the

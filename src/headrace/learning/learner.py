@@ -245,11 +245,19 @@ class Learner:
                 break
         with torch.no_grad():
             several = {name: torch.cat(parts) for name, parts in samples.items()}
-            statistics = self.algorithm.statistics(self.model, several, self.config.learning)
+            statistics = self._reduced_samples("statistics", several, self.model)
             if self._measuring:
-                first = {name: parts[0] for name, parts in samples.items()}
-                measured |= self.algorithm.diagnostics(first, self.config.learning)
+                measured |= self._reduced_samples("diagnostics", {name: parts[0] for name, parts in samples.items()})
         return out, statistics | self._reported(torch.stack(steps))
+
+    def _reduced_samples(self, method: str, samples: Tensors, *model: nn.Module) -> Tensors:
+        """What `statistics` or `diagnostics` of the algorithm makes of them: tensors [] by metric name."""
+        with self.algorithm.naming(method, samples, self.config.learning):
+            found: Tensors = getattr(self.algorithm, method)(*model, samples, self.config.learning)
+        scalars = isinstance(found, dict) and all(isinstance(x, Tensor) and not x.dim() for x in found.values())
+        if not scalars and is_own(getattr(type(self.algorithm), method)):
+            raise self._fault(f"returned {shown(found)}", "tensors [] by name", method)
+        return found
 
     def note(self, arrivals: Arrivals) -> None:
         """Count experience that came in; `learn` does so for its batch."""
