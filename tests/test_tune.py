@@ -84,6 +84,16 @@ def test_train_starts_from_the_result_and_flags_win(home):
     assert make_config(ENV).sampling.placement == "served", "programs say what they want"
 
 
+def test_a_papers_numbers_are_not_replaced_by_what_was_found_for_small_ones(home):
+    write(home, {"sampling.num_workers": 4, "sampling.envs_per_worker": 8, "sampling.num_groups": 1, "learning.batch_size": 512})
+    paper = ["--env", ENV, "--algorithm", "ppo", "--learning.preset", "paper"]
+    config = parse_config(paper)
+    assert (config.num_envs, config.learning.batch_size) == (1, 2048), "Schulman et al. 2017, Table 3"
+    tune.path(config).write_text('{"settings": {"sampling.placement": "inline"}}')
+    assert parse_config(paper).sampling.placement == "inline"
+    assert parse_config(paper[:-2]).sampling.placement == "served"
+
+
 def test_a_result_of_another_machine_is_not_used(home, monkeypatch):
     path = write(home, {"sampling.num_workers": 3})
     path.rename(path.with_name(path.name.replace("-cores-cpu", "0-cores-cpu").replace("-cores-cuda", "0-cores-cuda")))

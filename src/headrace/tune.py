@@ -3,7 +3,8 @@
 Candidates are settings that say how experience is gathered, not what is learned from it. Each is tried by a real, short training
 and judged by the steps per second that the learner has learned from. First every setting is changed by itself, once. Then what
 helped is combined, and tried in turns with the defaults until their difference is above the spread of the trials. The result is
-written where `headrace train` looks for it (`path`), for this environment, algorithm, number of cores and device.
+written where `headrace train` looks for it (`path`), for this environment, algorithm, preset, number of cores and
+device.
 
 Nothing here imports torch before something is measured.
 """
@@ -25,7 +26,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from headrace import config as configs
-from headrace.config import Config, ConfigError
+from headrace.config import Config, ConfigError, LearningConfig
 from headrace.config.file_reading import Unreadable, read_json, shortened
 from headrace.make_config import check_config, for_agents
 from headrace.runs.files import write_whole
@@ -58,8 +59,8 @@ FINAL = 0.5  # share of the time kept for comparing the best candidate with the 
 
 
 def path(config: Config) -> Path:
-    """The file for this environment and algorithm on this machine: ``$XDG_CONFIG_HOME/headrace/tuned/...json``, by default under
-    ``~/.config``."""
+    """The file for this environment, algorithm and preset on this machine: ``$XDG_CONFIG_HOME/headrace/tuned/...json``, by
+    default under ``~/.config``."""
     return _folder() / f"{_prefix(config)}-{config.device.partition(':')[0]}.json"
 
 
@@ -71,7 +72,9 @@ def _folder() -> Path:
 
 
 def _prefix(config: Config) -> str:
-    return f"{config.env_name}-{config.learning.algorithm}-{len(os.sched_getaffinity(0))}-cores"
+    """What is found for a paper's numbers is of no use to others, and the other way round: both may hold sizes of the batch."""
+    preset = "" if (name := config.learning.preset) == LearningConfig.preset else f"-{name}"
+    return f"{config.env_name}-{config.learning.algorithm}{preset}-{len(os.sched_getaffinity(0))}-cores"
 
 
 def load(config: Config) -> Settings:
