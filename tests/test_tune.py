@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import re
+import shlex
 
 import pytest
 
@@ -165,6 +167,20 @@ def test_what_was_found_is_forgotten(home, capsys):
     assert list(home.iterdir()) == []
     assert cli.main(["tune", ENV, "--forget"]) == 0
     assert "nothing to forget" in capsys.readouterr().out
+
+
+def test_the_command_that_forgets_what_train_uses_names_its_algorithm(home, tmp_path, capsys):
+    other = write(home, {"sampling.num_workers": 3})
+    flags = ["--env", ENV, "--learning.algorithm", "a2c", "--learning.preset", "paper", "--learning.device", "cpu"]
+    found = tune.path(parse_config(flags))
+    found.write_text('{"settings": {"sampling.min_request_groups": 1}}')
+    quiet = ["--total-steps", "80", "--run.folder", str(tmp_path / "run"), "--run.no-dashboard", "--run.no-video"]
+    assert cli.main(["train", *flags, *quiet]) == 0
+    said = re.search(r"\(headrace (tune .+) removes (\S+)\)", capsys.readouterr().out)
+    assert said is not None
+    assert said[2] == str(found)
+    assert cli.main(shlex.split(said[1])) == 0
+    assert list(home.iterdir()) == [other]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from headrace import config as configs
 from headrace.config import Config, ConfigError, LearningConfig
 from headrace.config.file_reading import Unreadable, read_json, shortened
+from headrace.envs.core.imports import needed_code
 from headrace.make_config import check_config, for_agents
 from headrace.runs.files import write_whole
 
@@ -78,8 +80,8 @@ def _prefix(config: Config) -> str:
 
 
 def load(config: Config) -> Settings:
-    """What was found for this environment, algorithm and machine; empty if nothing was. Raises `ConfigError` for a file that is
-    no such result."""
+    """What was found for this environment, algorithm, preset and machine; empty if nothing was. Raises `ConfigError` for a file
+    that is no such result."""
     try:
         folder = _folder()
     except ConfigError:
@@ -104,12 +106,22 @@ def in_use(config: Config) -> Settings:
 
 
 def forget(config: Config) -> Path | None:
-    """Delete what was found for this environment, algorithm and machine. Returns the file's path; None if there was none."""
+    """Delete what `load` finds. Returns the file's path; None if there was none."""
     file = path(config)
     if not os.path.lexists(file):
         return None
     file.unlink()
     return file
+
+
+def how_to_forget(config: Config) -> str:
+    """The command that deletes it. The algorithm is named, since it need not be the environment's own."""
+    c = config.learning
+    preset = ["--learning.preset", c.preset] if c.preset != LearningConfig.preset else []
+    device = ["--learning.device", c.device] if c.device != LearningConfig.device else []
+    imports = ["--import", *code] if (code := needed_code(config)) else []
+    flags = ["--forget", "--learning.algorithm", c.algorithm, *preset, *device, *imports]
+    return shlex.join(["headrace", "tune", config.env, *flags])
 
 
 @contextmanager
@@ -339,7 +351,7 @@ def tune(config: Config, minutes: float, fixed: Collection[str], batch_sizes: It
         return load(config)
     _save(file, settings, trials)
     use = "headrace train starts from it and says so" if settings else "it says that the defaults are best here"
-    print(f"{file}: {use}; your own flags win; headrace tune ENV --forget removes it")
+    print(f"{file}: {use}; your own flags win; {how_to_forget(config)} removes it")
     return settings
 
 

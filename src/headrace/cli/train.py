@@ -42,7 +42,7 @@ def run(arguments: list[str]) -> int:
         if idle := [name for name in map("sampling.{}".format, SERVED) if name in own and not served]:
             show(f"No effect in the placement {config.sampling.placement}: {', '.join(idle)}")
         if found := tune.in_use(config):
-            undo = f"headrace tune {config.env} --forget removes {tune.path(config)}"
+            undo = f"{tune.how_to_forget(config)} removes {tune.path(config)}"
             show(f"Settings found by headrace tune: {tune.describe(found)} ({undo})")
     if config.in_processes:  # as `ProcessPlacement` does; here the fork server imports torch while this process does
         preload("headrace.train")
