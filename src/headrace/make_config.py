@@ -172,7 +172,7 @@ def _for_tasks(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         lane = config.envs_per_group
     sizes["sampling.envs_per_worker"] = lane * s.num_groups
     if not config.uses_replay and s.placement != "device":
-        unit = s.rollout * math.lcm(lane, r.num_minibatches)
+        unit = math.lcm(s.rollout * lane, config.minibatch_unit * r.num_minibatches)
         sizes["learning.batch_size"] = max(1, round(r.batch_size / unit)) * unit
     return {name: value for name, value in sizes.items() if name not in given}
 
@@ -214,7 +214,7 @@ def _one_part(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
     if config.uses_replay:  # the batch size does not depend on the number of environments
         return {} if "sampling.weights_period" in given else {"sampling.weights_period": 1}
     if not {"sampling.num_workers", "sampling.envs_per_worker", "sampling.num_groups"} & given.keys():
-        unit = math.lcm(K, config.learning.num_minibatches) if K > 1 else 1
+        unit = math.lcm(K * T, config.minibatch_unit * config.learning.num_minibatches) // T if K > 1 else 1
         n = -(-max(1, size // T) // unit) * unit
         batch = {"learning.batch_size": T * n} if K > 1 and "learning.batch_size" not in given else {}
         return {"sampling.num_workers": 1, "sampling.num_groups": 1, "sampling.envs_per_worker": n, **batch}

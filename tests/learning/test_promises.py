@@ -73,6 +73,32 @@ def test_ppo_of_the_paper_on_vectors() -> None:
     assert config.policy.mlp == (64, 64)
 
 
+TASKS = ["gym/CartPole-v1", "gym/Acrobot-v1", "gym/MountainCar-v0"]
+
+
+@pytest.mark.parametrize(("algorithm", "preset", "share", "tasks", "sizes"), [
+    ("ppo", "paper", "compute", 2, (2, 2048, 2048, 32)),
+    ("ppo", "paper", "samples", 3, (3, 2048, 3 * 2048, 32)),
+    ("pqn", "paper", "samples", 3, (33, 64, 33 * 64, 16)),
+    ("ppo", "small", "samples", 3, (36, 64, 36 * 64, 16)),
+])  # fmt: skip
+def test_several_tasks_have_the_sizes_of_one_where_minibatches_hold_single_steps(
+    algorithm: str, preset: str, share: str, tasks: int, sizes: tuple[int, int, int, int]
+) -> None:
+    """Rounded to trajectories. As if minibatches held whole ones, PPO's batches of the paper had 65,536 steps."""
+    config = make_config(TASKS[:tasks], algorithm, **{"learning.preset": preset, "envs.task_share": share})
+    check_config(config)
+    c = config.learning
+    assert (config.num_envs, config.sampling.rollout, c.batch_size, c.num_minibatches) == sizes
+
+
+def test_several_tasks_in_one_process_have_little_more_environments_than_one() -> None:
+    games = ["atari/pong", "atari/boxing", "atari/breakout"]
+    config = make_config(games, "pqn", **{"learning.preset": "paper", "sampling.placement": "device"})
+    check_config(config)
+    assert (config.num_envs, config.learning.batch_size, config.learning.num_minibatches) == (129, 129 * 32, 32)
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each kind of targets was computed."""

@@ -153,10 +153,14 @@ class Config:
 
     @property
     def minibatch_units(self) -> int:
-        """The parts of a batch that minibatches share out (`headrace.learning.minibatches`): its steps where the loss needs no
-        neighbouring rows, which is with GAE and without a recurrent core; else its trajectories."""
-        rows_alone = self.learning.returns == "gae" and self.policy.core == "none"
-        return self.learning.batch_size // (1 if rows_alone else self.sampling.rollout)
+        """The parts of a batch that minibatches share out (`headrace.learning.minibatches`): its steps or its trajectories."""
+        return self.learning.batch_size // self.minibatch_unit
+
+    @property
+    def minibatch_unit(self) -> int:
+        """Steps of such a part: 1 where the loss needs no neighbouring rows, which is with GAE and without a recurrent core; else
+        a trajectory's."""
+        return 1 if self.learning.returns == "gae" and self.policy.core == "none" else self.sampling.rollout
 
     @property
     def num_slots(self) -> int:
