@@ -266,6 +266,8 @@ R2D2 = Table(
         Number("sequence", "80", "q.sequence", 80),
         Number("burn-in", "40", "q.burn_in", 40),
         Number("sequences start every", "40 steps", "sampling.rollout", 40),
+        Number("the end of an episode", "ends a sequence", None,
+               note="**differs:** a sequence goes on in the next episode, where the core state begins anew"),
         Number("n-step returns", "5", "replay.n_step", 5),
         Number("discount", "0.997", "learning.gamma", 0.997),
         Number("value rescaling", "yes, epsilon 1e-3", "q.rescale", True),
@@ -357,10 +359,41 @@ RAINBOW = Table(
         Number("optimizer", "Adam", "learning.optimizer", "adam"),
         Number("learning rate", "0.0000625", "learning.learning_rate", 0.0000625),
         Number("epsilon", "1.5e-4", "learning.optimizer_eps", 1.5e-4),
-        Number("gradient norm", "10", "learning.max_grad_norm", 10.0),
+        Number("gradient norm", "10 (not in the table; DQN Zoo)", "learning.max_grad_norm", 10.0),
         Number("evaluation", "without noise", None, note="**differs:** with noise and epsilon 0.00164; `deterministic`: without"),
     ),
     ("atari/breakout",),
 )  # fmt: skip
 
-TABLES = (APPO, PPO, IMPALA, A2C, APEX_DQN, APEX_DPG, R2D2, DQN, RAINBOW)
+PQN = Table(
+    "pqn", "Gallici et al. 2024: `pqn_atari.yaml` and `pqn_atari.py` of their code", "atari/pong", "paper",
+    (
+        *_FRAMES,
+        Number("reward clipping", "[-1, 1]", "envs.reward_clip", 1.0),
+        Number("end of an episode when a life is lost", "yes", "envs.protocol", "dqn", "in training"),
+        Number("total", "10M steps; 400M frames for the published scores", "learning.total_steps", note="200M frames, in steps"),
+        Number("end of training", "by steps", "run.goal", None, "no goal of the environment's"),
+        Number("environments", "128", "sampling.envs_per_worker", 128),
+        Number("steps", "32", "sampling.rollout", 32),
+        Number("batch", "128 x 32", "learning.batch_size", 4096),
+        Number("epochs", "2", "learning.num_epochs", 2),
+        Number("minibatches", "32", "learning.num_minibatches", 32),
+        Number("discount", "0.99", "learning.gamma", 0.99),
+        Number("lambda", "0.65", "learning.gae_lambda", 0.65),
+        Number("exploration", "epsilon 1", "q.epsilon_first", 1.0),
+        Number("the same, at the end", "0.001", "q.epsilon_last", 0.001),
+        Number("the same, falls over", "a tenth of training", "q.epsilon_decay", 0.1),
+        Number("network", "Nature's", "policy.encoder", "nature-conv"),
+        Number("hidden layer", "512", "policy.hidden", 512),
+        Number("layer norm", "in every hidden layer, of a convolution over the channels of each position", None,
+               note="**differs:** of a convolution over all channels and positions"),
+        Number("optimizer", "RAdam", "learning.optimizer", note="Adam"),
+        Number("learning rate", "2.5e-4", "learning.learning_rate", 2.5e-4),
+        Number("schedule", "constant", "learning.lr_schedule", "constant"),
+        Number("gradient norm", "10", "learning.max_grad_norm", 10.0),
+        Number("evaluation", "epsilon 0", None, note="**differs:** 0.00164; `deterministic`: 0"),
+    ),
+    ("atari/breakout",),
+)  # fmt: skip
+
+TABLES = (APPO, PPO, IMPALA, A2C, APEX_DQN, APEX_DPG, R2D2, DQN, RAINBOW, PQN)

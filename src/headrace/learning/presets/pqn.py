@@ -13,7 +13,7 @@ PQN: Settings = {
     "learning.reduction": "mean",
     "learning.optimizer": "adam", "learning.optimizer_eps": 1e-5, "learning.max_grad_norm": 10.0,
 }  # fmt: skip
-# Gallici et al. 2024 and their code (Atari; CartPole), except for the optimizer, which is RAdam there.
+# Gallici et al. 2024 and their code (Atari; CartPole). The optimizer is RAdam there; docs/dqn.md has the other differences.
 PAPER: ByObservations = {
     "images": {
         "envs.reward_clip": 1.0,
