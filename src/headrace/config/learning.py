@@ -32,7 +32,8 @@ class LearningConfig:
     """Steps per batch. It must be a multiple of `sampling.rollout` times the environments of a group (in a multi-agent
     environment: of `sampling.rollout`); in `device` placement, `sampling.rollout` times all environments, or that divided by a
     whole number. The default is rounded up to fit; with `impala` and `a2c` it also grows with the number of groups, so that
-    samples do not get more than 6 updates old. With replay: transitions per update, or with a recurrent core sequences."""
+    samples get about 6 updates old at most while workers are equally fast. With replay: transitions per update, or with a
+    recurrent core sequences."""
     num_minibatches: Length = 1
     """Number of minibatches that a batch is divided into. A minibatch has single steps with GAE and without a recurrent core,
     else whole trajectories. The default is lowered if it does not divide the batch."""
