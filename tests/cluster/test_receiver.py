@@ -19,7 +19,7 @@ from headrace.cluster import membership as membership_module
 from headrace.cluster import protocol
 from headrace.cluster.membership import Membership, Rank
 from headrace.cluster.population_codec import ResultsCodec, StateCodec
-from headrace.cluster.protocol import COUNTED, CREDIT, STATE, TOLD, VERSION, WANT, WEIGHTS, Link
+from headrace.cluster.protocol import COUNTED, CREDIT, STATE, STATE_WRITTEN, VERSION, WANT, WEIGHTS, Link
 from headrace.cluster.receiver import Receiver, _Session
 from headrace.cluster.shapes import whole
 from headrace.cluster.shared import COUNTS, Shared
@@ -352,7 +352,7 @@ def test_past_versions_and_results(tmp_path: Path) -> None:
         here.admit(place, 100, 1300.0)
         time.sleep(0.5)
         assert not second.kinds(VERSION)  # the state before is not written yet
-        second.stream.send(HEADER.pack(TOLD, 0))
+        second.stream.send(HEADER.pack(STATE_WRITTEN, 0))
         (version,) = eventually(lambda: second.kinds(VERSION))
         assert (header(version)[1], set(version[8:])) == (place, {3})
         state = eventually(lambda: second.kinds(STATE)[1:])[0]

@@ -45,7 +45,7 @@ def traffic() -> Any:
     """Without a connection: the test says what becomes of one."""
     made: Any = _Traffic.__new__(_Traffic)
     made._changed, made._stream, made._credits, made._failure = threading.Condition(), None, 0, None
-    made._since, made._reason, made._told, made._learner, made._hello = 0.0, "", set(), "there:7", {}
+    made._since, made._reason, made._reported_reasons, made._learner, made._hello = 0.0, "", set(), "there:7", {}
     made._shard, made._reported, made._policy, made._control = None, b"", 0, SimpleNamespace(set_ready=lambda p: None)
     made._members = [SimpleNamespace(weights=SimpleNamespace(publish=lambda content, version: None))]
     return made

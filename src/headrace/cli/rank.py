@@ -12,10 +12,10 @@ from headrace.processes.start import start_fork_server
 def main() -> int:
     """Learn until the run ends; returns the exit code."""
     cluster.check_transport()
-    from headrace.cluster.engines.member_process import told
+    from headrace.cluster.engines.member_process import read_assignment
     from headrace.cluster.rank import joined
 
-    link, imports, rank = told()
+    link, imports, rank = read_assignment()
     start_fork_server()
     try:
         with joined(link, rank, imports) as config:

@@ -14,7 +14,7 @@ from headrace.envs.core.imports import needed_code
 from headrace.learning.algorithm import declaration
 from headrace.make_config import check_config
 from headrace.processes import ranks
-from headrace.processes.interrupt import heard_afterwards
+from headrace.processes.interrupt import deferred_interrupts
 from headrace.processes.output import show
 from headrace.processes.start import give_cores_up_soon, preload, start_fork_server
 from headrace.runs.folder import has_checkpoints
@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> int:
     if config.in_processes:  # as `ProcessPlacement` does; here the fork server imports torch while this process does
         preload("headrace.train")
     start_fork_server()
-    with heard_afterwards():
+    with deferred_interrupts():
         from headrace.train import train  # imports torch, which takes seconds
 
     result = train(config)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
-from headrace.cluster.engines.member_process import INTERRUPTED, told
+from headrace.cluster.engines.member_process import INTERRUPTED, read_assignment
 from headrace.cluster.joining import GONE_TIMEOUT, Member, join
 from headrace.cluster.protocol import Link
 from headrace.cluster.shapes import of_node, workers_of
@@ -111,7 +111,7 @@ def _sample(placement: Placement, member: Member, stopped: threading.Event) -> b
 
 def main() -> int:
     """A node that an engine has started. It reads its address, token and imports from standard input."""
-    link, imports, _ = told()
+    link, imports, _ = read_assignment()
     try:
         return run_node(link, imports, lambda text: None)
     except UserError as error:

@@ -74,17 +74,17 @@ class StateCodec:
 
     def apply(self, message: bytes) -> None:
         """Write what the learner's machine has sent. Raises `ProtocolError` for a message of another size."""
-        told = self._layout.read(message)
-        if "reward_weights" in told and self._population is not None:
-            weights = told["reward_weights"].tolist()
+        state = self._layout.read(message)
+        if "reward_weights" in state and self._population is not None:
+            weights = state["reward_weights"].tolist()
             if weights != self._population.reward_weights[self._p].tolist():
                 self._population.set_reward_weights(self._p, weights)
         if (s := self._standings) is None:
             return
         p, members = self._p, self._members
-        s.now[p], s.done[p], s.moved[p], s.recent[p] = told["now"], told["done"], told["moved"], told["recent"]
-        s.baseline[members], s.rating[members] = told["baseline"], told["rating"]
-        for m, step, is_open in zip(members, told["step"].tolist(), told["open"].tolist(), strict=True):
+        s.now[p], s.done[p], s.moved[p], s.recent[p] = state["now"], state["done"], state["moved"], state["recent"]
+        s.baseline[members], s.rating[members] = state["baseline"], state["rating"]
+        for m, step, is_open in zip(members, state["step"].tolist(), state["open"].tolist(), strict=True):
             if is_open:
                 s.open[m] = 1
             elif s.open[m]:
@@ -109,9 +109,9 @@ class ResultsCodec:
 
     def take(self, message: bytes, node: int) -> None:
         """Write what the node has reported. Raises `ProtocolError` for a message of another size."""
-        s, told = self._standings, self._layout.read(message)
-        s.counts[node] = told["counts"]
-        over = (told["open"] == 0) & (told["users"] == 0) & (told["step"] == s.step)
+        s, report = self._standings, self._layout.read(message)
+        s.counts[node] = report["counts"]
+        over = (report["open"] == 0) & (report["users"] == 0) & (report["step"] == s.step)
         s.users[node, over] = 0  # behind the counts: no result of this version comes any more
 
     # -- a node -----------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ and where there is a population with something in common (`headrace.cluster.popu
                               <-      COUNTED: results of matches in this place until now (policy 0)
                               <-      VERSION: weights of a past version, and its place
                               <-      STATE: ratings, who may be matched, weights of shaped rewards
-    TOLD                      ->      the state got last was written
+    STATE_WRITTEN             ->      the state got last was written
     RESULTS                   ->      of all matches in this place, and who is played (policy 0), once a second
 
 A trajectory uses a credit, which comes back when the trajectory is in a slot. So at most `cluster.window` trajectories are under
@@ -69,7 +69,7 @@ PROTOCOL = 7  # version of this protocol. Both sides must have the same.
 MEMBERSHIP = Service("/headrace.Cluster/Membership", "learner of a cluster")
 TRAJECTORIES = Service("/headrace.Cluster/Trajectories", "learner of a cluster")
 FLAGS = TlsFlags("--cluster.ca", "--cluster.tls-cert and --cluster.tls-key")
-TRAJECTORY, WANT, SHARD, SAMPLES, TOLD, RESULTS = 1, 2, 3, 4, 5, 6  # kinds of messages from a node
+TRAJECTORY, WANT, SHARD, SAMPLES, STATE_WRITTEN, RESULTS = 1, 2, 3, 4, 5, 6  # kinds of messages from a node
 CREDIT, WEIGHTS, DRAW, COUNTED, VERSION, STATE = 1, 2, 3, 4, 5, 6  # kinds of messages from the learner
 HELLO_TIMEOUT = 30.0  # seconds that a handshake message may take
 

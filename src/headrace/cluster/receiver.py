@@ -21,7 +21,7 @@ import numpy as np
 from headrace.accelerator.cpu_allocator import keep_freed_memory
 from headrace.cluster import protocol
 from headrace.cluster.population_codec import ResultsCodec, StateCodec
-from headrace.cluster.protocol import CREDIT, RESULTS, SAMPLES, SHARD, TOLD, TRAJECTORY, VERSION, WANT, WEIGHTS
+from headrace.cluster.protocol import CREDIT, RESULTS, SAMPLES, SHARD, STATE_WRITTEN, TRAJECTORY, VERSION, WANT, WEIGHTS
 from headrace.cluster.shard_relay import ShardRelay
 from headrace.cluster.sharded_replay import ShardedReplay
 from headrace.cluster.shared import COUNTS, Shared
@@ -52,7 +52,7 @@ class _Session:
     """Trajectories that have arrived and wait for a slot, the oldest first: at most as many as the node has had credits."""
     wants: bool = False  # whether the node waits for weights
     sent: int = 0  # `WeightStore.updates` of the weights sent last
-    told: bool = True  # whether the node has written the state sent last
+    state_written: bool = True  # whether the node has written the state sent last
     state: bytes = b""  # that state
     state_due: float = 0.0  # when the next one may be sent (perf_counter)
     versions: dict[int, int] = field(default_factory=dict)
@@ -104,10 +104,10 @@ class Receiver:
         """If the node that had this number is gone, this receiver no longer counts as a user of the past versions that the node
         had."""
         generation = self._shared.generation.load(self.node)
-        if self._standings is not None and self._shared.told.load(self.node) != generation:
+        if self._standings is not None and self._shared.user_generation.load(self.node) != generation:
             with self.lock:
                 self._standings.users[self.node] = 0
-                self._shared.told.store(self.node, generation)
+                self._shared.user_generation.store(self.node, generation)
 
     def _answer(self, stream: Stream) -> Iterator[bytes]:
         """A thread for each stream."""
@@ -262,8 +262,8 @@ class PolicyReceiver:
                 if kind == WANT:
                     session.wants = True
                     self._send_newest(session)
-                elif kind == TOLD:
-                    session.told = True
+                elif kind == STATE_WRITTEN:
+                    session.state_written = True
                 elif kind == RESULTS and self._results is not None:
                     with self._lock:
                         if not self._may_write(session):
@@ -333,7 +333,7 @@ class PolicyReceiver:
 
     def _send_state(self, session: _Session) -> None:
         """Tell the node what is new in the population, once it has written what it was told before; past versions first."""
-        if not self._state.needed or not session.told or (now := perf_counter()) < session.state_due:
+        if not self._state.needed or not session.state_written or (now := perf_counter()) < session.state_due:
             return
         with self._lock:
             if not self._may_write(session):
@@ -345,7 +345,7 @@ class PolicyReceiver:
                 session.stream.send(HEADER.pack(VERSION, member) + self._content.tobytes())
         session.versions, session.state_due = playable, now + POLL_INTERVAL
         if state != session.state:
-            session.state, session.told = state, False
+            session.state, session.state_written = state, False
             session.stream.send(state)
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ class Shared(Mapped):
         self.nodes, self.learners, self._listen, self._own = nodes, learners, listen, own
         self.generation = Words(nodes)  # the generation of each node; trajectories of an older one are refused
         self.port = Words(nodes)  # where the receiver of each node listens; 0: it does not yet
-        self.told = Words(nodes)
+        self.user_generation = Words(nodes)
         """The generation of each node whose receiver is a user of past versions (`headrace.cluster.population_codec`)."""
         self._segment = Segment(8 * nodes * len(COUNTS))
         self._map()

@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.cluster import protocol
 from headrace.cluster.population_codec import ResultsCodec, StateCodec
-from headrace.cluster.protocol import COUNTED, CREDIT, DRAW, STATE, TOLD, VERSION, WANT, WEIGHTS, Link
+from headrace.cluster.protocol import COUNTED, CREDIT, DRAW, STATE, STATE_WRITTEN, VERSION, WANT, WEIGHTS, Link
 from headrace.cluster.shard import SUMMARY, Shard
 from headrace.cluster.trajectory_codec import TrajectoryCodec
 from headrace.config import ConfigError
@@ -105,7 +105,7 @@ class _Traffic:
         self._since, self._reason = 0.0, ""
         """When the stream failed the first time since weights have come through one (perf_counter; 0: not since then), and why it
         has failed last."""
-        self._told, self._learner = set[str](), uplink.link.address.rpartition(":")[0] + f":{uplink.port}"
+        self._reported_reasons, self._learner = set[str](), uplink.link.address.rpartition(":")[0] + f":{uplink.port}"
         caller = Caller(uplink.link.endpoint(protocol.TRAJECTORIES, uplink.port), protocol.FLAGS)
         self._connection = Connection(caller, self._greet, self._handle, "uplink")
         self._connection.start()
@@ -141,9 +141,9 @@ class _Traffic:
     def trouble(self, now: float) -> str | None:
         """What the user should know of a stream that has not worked for some time; each reason once."""
         waits = self._stream is None and self._since > 0 and now > self._since + NOTICE_TIMEOUT
-        if not waits or (reason := self._reason) in self._told:
+        if not waits or (reason := self._reason) in self._reported_reasons:
             return None
-        self._told.add(reason)
+        self._reported_reasons.add(reason)
         return f"No trajectories reach the learner's machine at {self._learner}: {reason}. This node keeps trying"
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class _Traffic:
                 self._publish(number, content, 0)  # nobody asks for the version of weights that never change
             elif kind == STATE:
                 self._state.apply(content)
-                stream.send(HEADER.pack(TOLD, 0))
+                stream.send(HEADER.pack(STATE_WRITTEN, 0))
             elif kind == COUNTED and self._results is not None:
                 self._results.count_on(content, self._worker)
         elif event == "up":

@@ -57,7 +57,7 @@ def is_interrupt(error: BaseException) -> bool:
     return in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def heard() -> list[signal.Signals]:
+def handled_signals() -> list[signal.Signals]:
     """The `SIGNALS` that this process does not ignore: `nohup` has it ignore SIGHUP, and a script that starts it in the
     background SIGINT."""
     return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -118,7 +118,7 @@ def interrupts(on_request: Callable[[], None], signals: Collection[signal.Signal
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
-    before = [(number, signal.signal(number, handle)) for number in heard() if number in signals]
+    before = [(number, signal.signal(number, handle)) for number in handled_signals() if number in signals]
     try:
         yield interrupt
     finally:
@@ -136,7 +136,7 @@ def as_ctrl_c() -> AbstractContextManager[Interrupt]:
 
 
 @contextmanager
-def heard_afterwards() -> Iterator[None]:
+def deferred_interrupts() -> Iterator[None]:
     """Raises `KeyboardInterrupt` after the context if somebody has asked for the end within it. Ctrl-C while torch is imported
     would abort the process: the exception cannot pass through its C++. Where Ctrl-C raises nothing, as within `interrupts` and
     in child processes, nothing changes."""

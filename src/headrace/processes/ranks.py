@@ -25,7 +25,7 @@ from typing import NoReturn
 from headrace.config import Config, ConfigError, hardware
 from headrace.config.errors import RANK_LOST
 from headrace.processes.failures import Failures
-from headrace.processes.interrupt import heard, stops_with_this
+from headrace.processes.interrupt import handled_signals, stops_with_this
 
 GRACE = 20.0  # seconds that the other ranks have to end by themselves after one has failed, or rank 0 has ended
 PR_SET_PDEATHSIG = 1
@@ -74,7 +74,7 @@ def _run_ranks(arguments: list[str], size: int, variables: Mapping[str, str]) ->
             with suppress(ProcessLookupError):
                 process.send_signal(number)
 
-    before = [(number, signal.signal(number, forward)) for number in heard()]
+    before = [(number, signal.signal(number, forward)) for number in handled_signals()]
     try:
         for index in range(size):
             sizes = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}

@@ -42,9 +42,9 @@ class MemberProcess:
         )
         stops_with_this(self._process)
         assert self._process.stdin is not None
-        told = {"link": dataclasses.asdict(link), "imports": imports, "rank": rank}
+        assignment = {"link": dataclasses.asdict(link), "imports": imports, "rank": rank}
         with suppress(BrokenPipeError):  # it has ended already, as its exit code says
-            self._process.stdin.write(json.dumps(told).encode())
+            self._process.stdin.write(json.dumps(assignment).encode())
             self._process.stdin.close()
 
     @property
@@ -73,7 +73,7 @@ class MemberProcess:
         self._process.wait()
 
 
-def told() -> tuple[Link, tuple[str, ...] | None, int]:
+def read_assignment() -> tuple[Link, tuple[str, ...] | None, int]:
     """Reads from standard input what the engine that started this process has sent: the arguments of `MemberProcess`."""
     read = json.loads(sys.stdin.read())
     link, imports = read["link"], read["imports"]

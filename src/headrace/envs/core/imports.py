@@ -23,7 +23,7 @@ from types import ModuleType
 
 from headrace.config import Config, ConfigError
 from headrace.config.file_reading import shortened
-from headrace.processes.interrupt import heard_afterwards
+from headrace.processes.interrupt import deferred_interrupts
 
 _imported: dict[str, None] = {}  # what `import_files` has imported, in order (the keys): absolute paths, and names of modules
 _importing: list[str] = []  # what `import_files` is importing now: more than one if a file calls it, too
@@ -38,7 +38,7 @@ def import_files(names: Iterable[str | os.PathLike[str]]) -> None:
         if not _is_here(name):
             _importing.append(name)
             try:
-                with heard_afterwards():  # it may import torch
+                with deferred_interrupts():  # it may import torch
                     _import_file(Path(name)) if os.sep in name else import_module(name)
             finally:
                 _importing.pop()
