@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -18,6 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 from headrace import config as configs
 from headrace.config import Config, ConfigError, policy_configs
 from headrace.config.envs import SEPARATOR
+from headrace.config.policy_overrides import SHARED
 from headrace.config.ranges import check
 from headrace.config.validation import validate
 from headrace.envs.core import contract
@@ -37,6 +39,9 @@ from headrace.runs.folder import has_checkpoints
 
 LEARNED_WITH = ("policy.", "sampling.", "learning.", "replay.", "q.")
 """Groups of settings whose defaults an environment server may determine, beside those of the environment itself."""
+
+OF_POLICY = ("policy.", "learning.", "replay.", "q.")
+"""Groups of settings that may differ between the policies of a population."""
 
 OLDEST = 6
 """Batches in all slots. In MinAtar Breakout IMPALA learns from samples 8 updates old, but not 14 (docs/laboratory.md)."""
@@ -87,8 +92,30 @@ def make_config(
     config = configs.override(base, **{**of_env, **of_algorithm, **names, **settings})
     for adapt in (_possible_placement, _for_tasks, _batch, _minibatches):  # each sees what those before it chose
         config = configs.override(config, **adapt(config, settings))
+    config = configs.override(config, **_of_policies(config, settings))
     config.defaults = {name: attrgetter(name)(config) for name in configs.NAMES if name not in given}
+    config.made_for = deepcopy(config.choices)
     return config
+
+
+def _of_policies(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
+    """`population.overrides` with the defaults of the algorithms and presets that they name: a policy begins with those of its
+    own algorithm, as a run does, but for settings that all policies share."""
+    whole: dict[str, Any] = {}
+    for number, own in config.population.overrides.items():
+        if isinstance(own, dict) and own.keys() & {"learning.algorithm", "learning.preset"}:
+            learned = {name: value for name, value in given.items() if name.startswith(OF_POLICY)}
+            alike = {name: attrgetter(name)(config) for name in configs.NAMES if name.startswith(("envs.", "sampling."))}
+            try:
+                alone = make_config(
+                    config.env, imports=config.imports, **{**learned, **alike, "population.size": config.population.size, **own}
+                )
+            except ConfigError as error:
+                raise ConfigError(f"population.overrides of policy {number}: {error}") from error
+            run, found = (configs.flattened(configs.to_dict(c)) for c in (config, alone))
+            differs = [name for name in found if name.startswith(OF_POLICY) and found[name] != run[name] and name not in SHARED]
+            whole[number] = {name: found[name] for name in differs} | own
+    return {"population.overrides": {**config.population.overrides, **whole}} if whole else {}
 
 
 def continued(config: Config) -> Config:
@@ -249,6 +276,9 @@ def to_train(config: Config | Any) -> Config:
     occupy_standard_streams()  # the program that trains may have none
     config = config if isinstance(config, Config) else make_config(config)
     check(config)  # before a copy leaves out a misspelt attribute
+    if config.made_for not in (None, config.choices):  # another algorithm has other defaults
+        settings = {name: value for name, value in configs.given(config).items() if name not in ("env", "imports")}
+        config = make_config(config.env, imports=config.imports, **settings)
     config = continued(config)
     import_files(config.imports)  # they may register the environment
     code: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ import published
 import pytest
 
 from headrace import cli
-from headrace.config import Config, ConfigError
+from headrace.config import Config, ConfigError, load, policy_configs
 from headrace.learning import policy_gradient
 from headrace.learning.algorithm import make_algorithm
 from headrace.learning.presets import policy_gradient as presets
@@ -140,6 +140,45 @@ def test_the_targets_that_the_command_line_computes(tmp_path: Path, calls: Count
     command = f"train --env gym/CartPole-v1 --learning.algorithm {algorithm} {flags} {more}"
     assert cli.main(command.split()) == 0
     assert set(calls) == {TARGETS[algorithm]}
+
+
+def test_a_policy_with_an_algorithm_of_its_own_begins_with_its_settings(tmp_path: Path, calls: Counter[str]) -> None:
+    """It had those of the run's algorithm: PPO with GAE under the name of IMPALA."""
+    settings: dict[str, Any] = {
+        "sampling.num_workers": 1, "sampling.envs_per_worker": 2, "sampling.rollout": 4, "sampling.placement": "serial",
+        "run.video": False, "run.dashboard": False, "run.folder": str(tmp_path), "learning.device": "cpu",
+        "learning.num_threads": 1, "learning.total_steps": 24, "learning.learning_rate": 0.01,
+        "population.size": 2, "population.overrides": {"1": {"learning.algorithm": "impala"}},
+    }  # fmt: skip
+    config = make_config("gym/CartPole-v1", **settings)
+    first, second = policy_configs(config)
+    assert (first.learning.algorithm, first.learning.returns) == ("ppo", "gae")
+    assert {name: setting(second, name) for name in presets.IMPALA} == presets.IMPALA
+    assert (second.learning.learning_rate, second.sampling.rollout, second.learning.batch_size) == (0.01, 4, 160)
+    assert train(config).reason == "total_steps"
+    assert set(calls) == {"gae", "vtrace"}
+    assert train(make_config("gym/CartPole-v1", **settings | {"learning.total_steps": 300})).reason == "total_steps", "resumed"
+
+
+def test_a_policy_with_a_preset_of_its_own_has_its_numbers() -> None:
+    own = {"1": {"learning.preset": "paper", "learning.gamma": 0.9}}
+    c = policy_configs(make_config("gym/CartPole-v1", **{"population.size": 2, "population.overrides": own}))[1].learning
+    assert (c.algorithm, c.num_epochs, c.batch_size, c.gamma) == ("ppo", 10, 2048, 0.9)
+    with pytest.raises(ConfigError, match=r"of policy 1: .* 'imapla' is unknown"):
+        make_config("gym/CartPole-v1", **{"population.size": 2, "population.overrides": {"1": {"learning.algorithm": "imapla"}}})
+
+
+def test_an_algorithm_that_is_set_after_make_config_begins_with_its_settings(tmp_path: Path, calls: Counter[str]) -> None:
+    """As the page says: a change of what `make_config` gave counts as a flag. It was PPO with GAE under IMPALA's name."""
+    small = {"sampling.num_workers": 1, "sampling.envs_per_worker": 2, "sampling.rollout": 4, "learning.num_threads": 1}
+    quiet = {"run.video": False, "run.dashboard": False, "run.folder": str(tmp_path), "learning.device": "cpu"}
+    config = make_config("gym/CartPole-v1", "ppo", **small, **quiet, **{"sampling.placement": "serial"})
+    config.learning.algorithm, config.learning.total_steps = "impala", 24
+    assert train(config).reason == "total_steps"
+    assert set(calls) == {"vtrace"}
+    ran = load(tmp_path / "config.json")
+    assert {name: setting(ran, name) for name in presets.IMPALA} == presets.IMPALA
+    assert (ran.sampling.rollout, ran.learning.total_steps) == (4, 24)
 
 
 @pytest.mark.parametrize(("env", "rollout"), [("atari/pong", 32), ("vizdoom/basic", 32), ("dm_control/cartpole-swingup", 64)])

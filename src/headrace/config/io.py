@@ -139,6 +139,7 @@ def override(config: Config, **settings: Any) -> Config:
     if config.defaults is not None:
         given = tuple(f"{name}." for name in settings)
         made.defaults = {name: value for name, value in config.defaults.items() if not f"{name}.".startswith(given)}
+        made.made_for = config.made_for
     return made
 
 

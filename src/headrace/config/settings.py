@@ -29,6 +29,7 @@ from headrace.config.ranges import Range
 from headrace.config.run import RunConfig
 from headrace.config.sampling import SamplingConfig
 
+Choices = tuple[str, str, str, Mapping[str, Any]]
 LONGEST_NAME = 120  # characters of several tasks' ids in a file's name, of which there may be 255
 
 
@@ -57,6 +58,13 @@ class Config:
     defaults = cast("Mapping[str, Any] | None", None)  # no annotation: it is no setting
     """In a configuration from `headrace.make_config`: the settings that the caller did not give, by dotted names, with their
     values. A resumed run uses its saved values for these. None: all settings count as given."""
+    made_for = cast("Choices | None", None)
+    """What `defaults` were made for; see `choices`."""
+
+    @property
+    def choices(self) -> Choices:
+        """What other settings have their defaults from: environment, algorithm, preset, settings of single policies."""
+        return self.env, self.learning.algorithm, self.learning.preset, self.population.overrides
 
     # -- derived numbers, used everywhere instead of being computed again ----------------------------------------------
 
