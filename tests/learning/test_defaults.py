@@ -129,6 +129,17 @@ def test_an_environment_without_numbers_of_its_own_gets_several_passes(algorithm
 
 
 @pytest.mark.usefixtures("seen")
+@pytest.mark.parametrize("algorithm", ["appo", "ppo"])
+def test_an_environment_tuned_without_ppos_clip_gets_it_where_ppo_is_asked_for(algorithm: str) -> None:
+    """It was the plain policy gradient, under PPO's name."""
+    own = {"learning.algorithm": "impala", "learning.learning_rate": 0.01, "learning.ppo_clip": None}
+    registry.register("test/seen", defaults=own, observes="vectors")(lambda options, render_mode=None: Seen())
+    assert make_config("test/seen").learning.ppo_clip is None
+    assert make_config("test/seen", algorithm).learning.ppo_clip == 0.2
+    assert make_config("test/seen", algorithm, **{"learning.ppo_clip": None}).learning.ppo_clip is None, "somebody's own wish"
+
+
+@pytest.mark.usefixtures("seen")
 def test_the_preset_that_an_environment_declares_has_its_numbers() -> None:
     own = {"learning.algorithm": "dqn", "learning.preset": "paper"}
     registry.register("test/seen", defaults=own, observes="vectors")(lambda options, render_mode=None: Seen())

@@ -169,6 +169,8 @@ def _clipped(name: str) -> Defaults:
         own = dict(PROMISED[name])
         if name == "appo" and observations == "images" and env_defaults.get("sampling.rollout", SHORT) % SHORT == 0:
             own["sampling.rollout"] = SHORT
+        if env_defaults.get("learning.ppo_clip", ...) is None:  # tuned for the plain policy gradient
+            own["learning.ppo_clip"] = CLIPPED[observations]["learning.ppo_clip"]
         if "learning.learning_rate" in env_defaults:
             return own
         return {setting: x for setting, x in CLIPPED[observations].items() if setting not in env_defaults} | own
