@@ -151,6 +151,13 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not launch.needs_launch(configs.override(Config(), **{"learning.num_devices": 4}))
 
 
+def test_ranks_that_nobody_has_started_are_refused(tmp_path: Path) -> None:
+    config = headrace.make_config("gym/CartPole-v1", **{"learning.num_devices": 2, "run.folder": str(tmp_path / "run")})
+    with pytest.raises(ConfigError, match=r"headrace train --learning.num-devices 2"):
+        headrace.train(config)
+    assert not (tmp_path / "run").exists()
+
+
 def cartpole(folder: Path, ranks: int, **settings: Any) -> Run:
     base = {"learning.num_devices": ranks, "learning.total_steps": 10**8, "sampling.num_workers": 1, "learning.algorithm": "ppo"}
     return Run(folder, env="gym/CartPole-v1", **{**base, **settings})

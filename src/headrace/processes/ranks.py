@@ -148,7 +148,14 @@ def end_rank(run: Callable[[], int]) -> NoReturn:
 
 
 def settings_of_rank(config: Config) -> AbstractContextManager[Config]:
-    """The settings of this rank: those of the run for the first, see `settings_beside_first` for the others."""
+    """The settings of this rank: those of the run for the first, see `settings_beside_first` for the others. Raises `ConfigError`
+    where ranks are asked for that nobody has started."""
+    if needs_launch(config):
+        wanted = config.learning.num_devices
+        raise ConfigError(
+            f"learning.num_devices is {wanted}, and this process would learn alone: headrace.train does not start ranks. Start "
+            f"them by the command headrace train --learning.num-devices {wanted}, or by torchrun; or set it to 1"
+        )
     return nullcontext(config) if hardware.rank().index == 0 else settings_beside_first(config)
 
 
