@@ -146,6 +146,24 @@ def test_another_shape_is_refused(tmp_path: Path) -> None:
         replay_state.restore(Replay(ReplayConfig(histories=2, capacity=90), fields((6, 5), 3)), tmp_path / "nowhere")
 
 
+def test_a_smaller_replay_keeps_the_newest_rows(tmp_path: Path) -> None:
+    """`replay.capacity` may be lowered when a run is resumed."""
+    large = Replay(ReplayConfig(histories=2, capacity=90, slack=1.5, minimum=1), fields((6, 5), 3))
+    small = Replay(dataclasses.replace(large.config, capacity=20), large.fields)
+    naive = NaiveReplay(small.config, 3)
+    for replay, follower in ((large, NaiveReplay(large.config, 3)), (small, naive)):
+        run(replay, follower, [Episodes(np.random.default_rng(history), (6, 5)) for history in range(2)], 20)
+    replay_state.save(large, tmp_path, contents=True)
+    again = Replay(small.config, small.fields)
+    assert replay_state.restore(again, tmp_path)
+    assert again.stats().size == small.stats().size > 0
+    assert again.native.total() == pytest.approx(small.native.total(), rel=1e-6)
+    check_batch(again, naive, 50)
+    run(again, naive, [Episodes(np.random.default_rng(history + 9), (6, 5)) for history in range(2)], 10)
+    again.evict()
+    check_batch(again, naive, 50)
+
+
 def test_restored_rows_have_the_discount_of_now(tmp_path: Path) -> None:
     """`learning.gamma` may change when a run is resumed; where an episode terminated the discount stays 0."""
     config = ReplayConfig(histories=1, capacity=90, minimum=1, n_step=2)

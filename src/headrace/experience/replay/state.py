@@ -171,8 +171,9 @@ def _restore_history(replay: Replay, history: int, first: int, path: Path, gamma
         discount[discount != 0] = gamma
     replay.native.restore_history(history, first, int(flags[0] >> native.FLAG_BITS) if len(flags) else 0)
     mask = np.uint32((1 << native.FLAG_BITS) - 1)  # of the flags; the rest is the age, which follows from them
-    for start in range(0, len(flags), 1024):
-        part = slice(start, start + 1024)
+    step = min(1024, replay.config.rows)  # a replay that has become smaller keeps the newest rows
+    for start in range(0, len(flags), step):
+        part = slice(start, start + step)
         fields = [data[f"field.{name}"][part] for name in replay.fields]
         own_flags = (flags[part] & mask).astype(np.uint8)
         replay.native.append(history, fields, data["reward"][part], discount[part], own_flags)
