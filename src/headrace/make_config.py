@@ -25,7 +25,17 @@ from headrace.config.validation import validate
 from headrace.envs.core import contract
 from headrace.envs.core.errors import EnvironmentFault
 from headrace.envs.core.family_interface import Observes, kind_of
-from headrace.envs.core.imports import GUARD, NotCarried, absolute, check_given, import_files, is_importing, listed, needed_code
+from headrace.envs.core.imports import (
+    GUARD,
+    NotCarried,
+    absolute,
+    check_given,
+    import_files,
+    is_importing,
+    listed,
+    name_environments,
+    needed_code,
+)  # fmt: skip
 from headrace.envs.core.registry import check_id, code_of, observes, with_absolute_path
 from headrace.envs.core.settings import defaults, without
 from headrace.envs.families.python import id_of
@@ -73,6 +83,7 @@ def make_config(
     given = {"env", *settings} | ({"imports"} if imports else set())
     import_files(imports)
     base = Config(env=env, imports=imports)
+    name_environments(base.tasks)
     with _imports_of_run(base, settings):
         if settings.get("envs.remote") and len(base.tasks) == 1:
             of_env, observed = _defaults_of_server(env, configs.override(base, **_group(settings, "envs.remote")))

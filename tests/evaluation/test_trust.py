@@ -1,15 +1,22 @@
 """A run folder is data: the Python files that it names run only where the user has named them too."""
 
+import importlib
 import json
+import os
+import pathlib
 import shlex
+import sys
 import textwrap
 from pathlib import Path
 
+import gymnasium
 import pytest
+from tiny_runs import trained
 
+import headrace
 from headrace import cli
 from headrace import config as configs
-from headrace.config import Config
+from headrace.config import Config, ConfigError
 from headrace.envs.core import imports, registry
 from headrace.envs.core.imports import ImportsNotGiven, absolute, check_given, needed_code
 from headrace.evaluation.policy import load_policy
@@ -174,6 +181,78 @@ def test_a_file_has_the_name_of_its_module(name: str, tmp_path: Path) -> None:
     config = configs.override(Config(), env="python/rover:Rover", imports=(name,))
     assert needed_code(config) == (name,)
     assert check_given(config, ["rover.py"], tmp_path) == (absolute("rover.py"),)
+
+
+FUNCTION = """
+    import gymnasium, pathlib
+    def touch(path="marker"):
+        pathlib.Path(path).touch()
+    def pole():
+        return gymnasium.make("CartPole-v1")
+    class Pole(gymnasium.Wrapper):
+        def __init__(self):
+            super().__init__(gymnasium.make("CartPole-v1"))
+"""
+
+
+@pytest.fixture
+def touching(tmp_path, monkeypatch):
+    """A module that this process has imported, in a folder of its own."""
+    (tmp_path / "touching.py").write_text(textwrap.dedent(FUNCTION))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(imports, "_named", set())
+    yield tmp_path / "touching.py"
+    sys.modules.pop("touching", None)
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs"),
+    [
+        ("python/touching:touch", {"path": "{}"}),
+        ("python/pathlib:Path.touch", {"self": "{}"}),
+        ("python/os:system", {"command": "touch {}"}),
+        ("python/os:system,python/touching:Pole", {"command": "touch {}"}),
+    ],
+)
+def test_a_function_that_a_folder_names_is_not_called(touching, tmp_path, env, kwargs):
+    """Nor where its module is imported already, as `os` is everywhere."""
+    importlib.import_module("touching")
+    marker, other = tmp_path / "marker", tmp_path / "other.py"
+    other.touch()
+    kwargs = {name: text.format(marker) for name, text in kwargs.items()}
+    for named in ((), (str(touching), pathlib.__file__, os.__file__)):
+        config = configs.override(Config(), env=env, imports=named, **{"envs.kwargs": kwargs})
+        (tmp_path / "config.json").write_text(configs.to_json(config))
+        for given in ([], [other]):
+            with pytest.raises(ImportsNotGiven, match=r"os|touching|pathlib"):
+                load_policy(tmp_path, imports=given)
+    assert not marker.exists()
+
+
+def test_nor_is_one_of_a_module_that_the_given_file_imports(touching, tmp_path):
+    config = configs.override(Config(), env="python/touching:pathlib.Path", imports=(str(touching),))
+    (tmp_path / "config.json").write_text(configs.to_json(config))
+    with pytest.raises(ConfigError, match="pathlib is a module; name it before the colon: python/pathlib:NAME"):
+        load_policy(tmp_path, imports=[touching])
+
+
+def test_a_class_of_environments_of_an_imported_module_may_be_made(touching, tmp_path):
+    config = configs.override(Config(), env="python/touching:Pole")
+    with pytest.raises(ImportsNotGiven, match="touching"):
+        check_given(config, [], tmp_path)
+    importlib.import_module("touching")
+    assert check_given(config, [], tmp_path) == ()
+
+
+def test_what_the_user_has_named_in_this_process_may_be_made(touching, tmp_path):
+    """A function that only this process knows, too."""
+    local = lambda: gymnasium.make("CartPole-v1")  # noqa: E731 (no import gives it)
+    for number, env in enumerate(["python/touching:pole", local]):
+        assert headrace.evaluate(trained(env, tmp_path / str(number)), episodes=2).step >= 16
+    imports._named.clear()
+    with pytest.raises(ImportsNotGiven, match="test_trust"):
+        headrace.evaluate(tmp_path / "1")
+    assert headrace.evaluate(tmp_path / "1", episodes=2, env="python/touching:pole").env == "python/touching:pole"
 
 
 def test_nothing_is_asked_where_nothing_is_needed(tmp_path):

@@ -393,7 +393,7 @@ def test_code_of_the_environment_runs_only_if_it_is_named(tmp_path, monkeypatch,
     capsys.readouterr()
     assert cli.main(["eval", str(path), "--episodes", "2"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"headrace: {path} needs Python code that it names:\n  odd_worlds.py\n")
+    assert said.startswith(f"headrace: {path} (odd/cartpole) needs Python code that it names:\n  odd_worlds.py\n")
     assert said.endswith(f"headrace eval {path} --episodes 2 --import odd_worlds.py\n")
     assert headrace.load_policy(path, imports=[WORLDS]).config.env == "odd/cartpole"
 

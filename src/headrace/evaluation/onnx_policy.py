@@ -20,7 +20,7 @@ from headrace.config import Config, ConfigError
 from headrace.config.envs import OF_ONE_MACHINE
 from headrace.config.errors import package
 from headrace.envs.core.contract import MASK_KEY, EnvSpec
-from headrace.envs.core.imports import check_given, import_files
+from headrace.envs.core.imports import check_given, import_files, name_environments
 from headrace.envs.make import describe_run
 from headrace.evaluation.module import PolicyModule
 from headrace.evaluation.trained_policy import TrainedPolicy
@@ -179,6 +179,8 @@ def load_onnx(
     settings = where["settings"] | dict.fromkeys(OF_ONE_MACHINE)
     config = configs.from_dict({"env": env or where["id"], "envs": settings, "policy": network, "imports": where["imports"]})
     config.learning.device = "cpu"
+    if env is not None:
+        name_environments(config.tasks)
     config.imports = check_given(config, imports, path)
     import_files(config.imports)
     whole = describe_run(config)

@@ -17,7 +17,7 @@ from headrace.config import ConfigError
 from headrace.config.envs import OF_ONE_MACHINE
 from headrace.config.file_reading import shortened
 from headrace.config.validation import check_device
-from headrace.envs.core.imports import check_given, import_files
+from headrace.envs.core.imports import check_given, import_files, name_environments
 from headrace.envs.core.registry import is_known
 from headrace.envs.make import describe_run
 from headrace.evaluation.hub import local_folder
@@ -72,6 +72,7 @@ def load_policy(
     trained_in = config.env
     if env is not None:
         config = configs.override(config, env=env)
+        name_environments(config.tasks)
     check_device(device)
     if not 0 <= policy < config.population.size:
         raise ConfigError(f"{run} has no policy {policy}; it has {config.population.size}, counted from 0")

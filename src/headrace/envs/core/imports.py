@@ -4,8 +4,8 @@
 itself is found too: `source_here` names the code that registers an environment, and the run adds it to its imports.
 
 **Only what the user names is run.** config.json of a run folder lists the code that the run imports, and its environment's id may
-name a module (``gym/package:Name-v0``). If this code ran without being asked for, a folder from somebody else could run anything
-on the user's machine.
+name a module (``gym/package:Name-v0``) or a function (``python/module:name``). If this code ran without being asked for, a folder
+from somebody else could run anything on the user's machine; ``python/os:system`` needs not even an import.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Iterable
 from importlib.machinery import SOURCE_SUFFIXES
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 
@@ -26,6 +27,7 @@ from headrace.config.file_reading import shortened
 from headrace.processes.interrupt import deferred_interrupts
 
 _imported: dict[str, None] = {}  # what `import_files` has imported, in order (the keys): absolute paths, and names of modules
+_named: set[str] = set()  # ids of environments that the user has named in this process
 _importing: list[str] = []  # what `import_files` is importing now: more than one if a file calls it, too
 
 
@@ -206,7 +208,7 @@ class NotCarried(ConfigError):
 class ImportsNotGiven(ConfigError):
     """What holds a run or a policy names code that the user has not named. `needed`: the files and modules to name."""
 
-    def __init__(self, source: os.PathLike[str] | str, code: list[str]) -> None:
+    def __init__(self, source: str, code: list[str]) -> None:
         listed = "\n".join(f"  {name}" for name in code)
         super().__init__(
             f"{source} needs Python code that it names:\n{listed}\n"
@@ -223,16 +225,41 @@ def module_in(env_id: str) -> str | None:
     return module if colon and family in ("gym", "python") and module != "__main__" else None
 
 
+def _stem(name: str) -> str:
+    """The name that a file has as a module, of an absolute path; a module's own."""
+    return Path(name).stem if os.sep in name else name
+
+
 def needed_code(config: Config) -> tuple[str, ...]:
     """The files and modules that a run with this configuration imports."""
     named = [module for task in config.tasks if (module := module_in(task)) is not None]
-    stems = {Path(name).stem for name in config.imports if os.sep in absolute(name)}  # a file has the name of its module
+    stems = {_stem(absolute(name)) for name in config.imports}
     return tuple(dict.fromkeys([*config.imports, *(name for name in named if name not in stems)]))
+
+
+def name_environments(env_ids: Iterable[str]) -> None:
+    """The user has named these environments in this process, so what their ids name may be imported and called."""
+    _named.update(env_ids)
+
+
+def _is_trusted(env_id: str) -> bool:
+    """Whether this environment of a folder or a file may be made although its module is not given: the user has named it, or this
+    process has imported the module. ``python/module:name`` must then be a class of environments, since a function could be any,
+    such as `os.system`."""
+    family, _, name = env_id.partition("/")
+    module, _, path = name.partition(":")
+    if env_id in _named or family != "python":
+        return env_id in _named or module in sys.modules
+    try:
+        found = attrgetter(path)(sys.modules[module])
+    except (KeyError, AttributeError):
+        return False
+    return isinstance(found, type) and hasattr(found, "reset") and hasattr(found, "step")
 
 
 def check_given(config: Config, given: Iterable[os.PathLike[str] | str], source: os.PathLike[str] | str) -> tuple[str, ...]:
     """The code to import for the configuration in a run folder or a file, `source`: that `given`, or else that which it names, if
-    this process has already imported it.
+    this process has already imported it, see also `_is_trusted`.
 
     Raises `ImportsNotGiven` if the configuration needs other code. Any given file replaces all files that the configuration
     names, so that a run whose files have moved can be used.
@@ -241,7 +268,9 @@ def check_given(config: Config, given: Iterable[os.PathLike[str] | str], source:
     of_ids = set(needed_code(config)) - set(config.imports)
     files = tuple(name for name in names if name not in of_ids)
     unknown = [name for name in config.imports if not files and not _is_here(absolute(name))]
-    unknown += [name for name in of_ids if name not in names and name not in sys.modules]
+    stems = {_stem(name) for name in (*names, *map(absolute, unknown))}
+    asked = {module_in(task): None for task in config.tasks if not _is_trusted(task)}
+    unknown += [module for module in asked if module is not None and module not in stems]
     if unknown:
-        raise ImportsNotGiven(source, unknown)
+        raise ImportsNotGiven(f"{os.fspath(source)} ({config.env:.100})", unknown)  # the id may name a function, too
     return files or config.imports

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -88,13 +88,18 @@ def _found(name: str) -> Callable[..., Any]:
     file = file_named(module)
     if file is None:
         import_module(module)
+    found: Any = file or sys.modules[module]
     try:
-        found: Callable[..., Any] = attrgetter(path)(file or sys.modules[module])
+        for part in path.split("."):
+            found = getattr(found, part)
+            if isinstance(found, ModuleType):  # a folder from somebody else could name `guess:os.system`
+                raise ConfigError(f"python/{name}: {part} is a module; name it before the colon: python/{found.__name__}:NAME")
     except AttributeError as error:
         raise ConfigError(f"python/{name}: the module {module} has no {path}") from error
     if not callable(found):
         raise ConfigError(f"python/{name} is {found!r:.80}; name a class or a function that makes an environment")
-    return found
+    made: Callable[..., Any] = found
+    return made
 
 
 def defaults(name: str) -> dict[str, Any]:
