@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import headrace
 import headrace_atari
 
 PACKAGE = Path(__file__).parents[1] / "src" / "headrace"
@@ -115,7 +118,7 @@ def test_of_the_consoles_only_what_is_public_is_imported() -> None:
                 assert {alias.name for alias in node.names} <= public, path
             elif isinstance(node, ast.Import):
                 assert not [alias.name for alias in node.names if alias.name.startswith("headrace_atari")], path
-    assert users == {"_native", "envs", "export"}
+    assert users == {"__init__", "_native", "envs", "export"}
 
 
 def functions(path: Path) -> Iterator[tuple[str, int]]:
@@ -139,3 +142,31 @@ def test_files_are_short() -> None:
     assert not {path: n for path, n in lines.items() if n > 500}
     assert not {path: n for path, n in lines.items() if path.startswith("config/") and n > 400}
     assert lines["train.py"] <= 200
+
+
+def test_type_checkers_are_told_what_the_package_offers() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    imported = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    told = {alias.asname: (node.module, alias.name) for node in imported for alias in node.names}
+    assert told == {name: (module, name) if of else ("headrace", name) for name, (module, of) in headrace._API.items()}
+
+
+USE = """
+import headrace
+from headrace import make_config, train
+
+result = train(make_config("gym/CartPole-v1", **{"run.goal": 475.0}))
+print(headrace.evaluate(result.folder, episodes=100).mean + result.mean_return)
+headrace.train(headrace.make_config("gym/CartPole-v1", "ppo", ["my_env.py"], seed=1), on_update=print)
+result.not_there
+headrace.evalaute("runs")
+"""
+
+
+@pytest.mark.process
+def test_a_program_passes_a_strict_type_checker(tmp_path: Path) -> None:
+    (tmp_path / "use.py").write_text(USE)
+    checked = subprocess.run([sys.executable, "-m", "mypy", "--strict", "use.py"], cwd=tmp_path, capture_output=True, text=True)
+    errors = [line for line in checked.stdout.splitlines() if "error:" in line]
+    assert [line.partition(":")[2].partition(":")[0] for line in errors] == ["8", "9"], checked.stdout + checked.stderr

@@ -15,7 +15,29 @@ import os
 import signal
 import sys
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what `__getattr__` gives, for type checkers and editors
+    from headrace import config as config
+    from headrace import envs as envs
+    from headrace import learning as learning
+    from headrace import policies as policies
+    from headrace import population as population
+    from headrace.config import Config as Config
+    from headrace.config import ConfigError as ConfigError
+    from headrace.envs import EnvironmentFault as EnvironmentFault
+    from headrace.envs import make_vec as make_vec
+    from headrace.envs.groups.tensor import TensorStep as TensorStep
+    from headrace.evaluation.evaluate import EvalResult as EvalResult
+    from headrace.evaluation.evaluate import evaluate as evaluate
+    from headrace.evaluation.policy import TrainedPolicy as TrainedPolicy
+    from headrace.evaluation.policy import load_policy as load_policy
+    from headrace.evaluation.video import record as record
+    from headrace.export.onnx_file import export_policy as export_policy
+    from headrace.make_config import make_config as make_config
+    from headrace.runs.callbacks import TrainResult as TrainResult
+    from headrace.train import train as train
+    from headrace_atari import AtariVector as AtariVector
 
 _API = {
     "AtariVector": ("headrace_atari", "AtariVector"),
@@ -75,12 +97,14 @@ class _Package(types.ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _API:
-        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
-    module_name, attribute = _API[name]
-    module = importlib.import_module(module_name)
-    return getattr(module, attribute) if attribute else module
+if not TYPE_CHECKING:  # a misspelt name is an error for them
+
+    def __getattr__(name: str) -> Any:
+        if name not in _API:
+            raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+        module_name, attribute = _API[name]
+        module = importlib.import_module(module_name)
+        return getattr(module, attribute) if attribute else module
 
 
 def __dir__() -> list[str]:

@@ -59,8 +59,8 @@ OLDEST = 6
 
 def make_config(
     env: str | Callable[..., Any] | EnvSpec | Sequence[Any],
-    algorithm: str | None = None,
-    imports: Iterable[str] = (),
+    algorithm: str | Any | None = None,  # Any: for type checkers **{"run.goal": 475.0} may be any of the parameters
+    imports: Iterable[str] | Any = (),
     **settings: Any,
 ) -> Config:
     """The configuration that `headrace train --env ENV` starts from, with dotted `settings` replaced.
