@@ -191,6 +191,22 @@ def test_a_file_that_is_named_like_another_module_is_found_by_an_id(tmp_path: Pa
     assert describe("python/test:Grid", EnvConfig()).observation["obs"].shape == (3,)
 
 
+def test_functions_of_one_name_are_not_taken_for_each_other() -> None:
+    class Level(gymnasium.Wrapper):
+        def __init__(self, size: Any) -> None:
+            super().__init__(gymnasium.make("CartPole-v1"))
+            self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (int(np.sum(size)),), np.float32)
+
+    def of(size: Any) -> Any:
+        return lambda: Level(size)
+
+    configs = [make_config(of(size), **{"sampling.placement": "serial"}) for size in (1, 2, np.ones(3), np.ones(4), 1)]
+    assert [describe(c.env, c.envs).observation["obs"].shape for c in configs] == [(1,), (2,), (3,), (4,), (1,)]
+    assert configs[0].env == configs[4].env, "a cell of a notebook that runs again resumes its run"
+    five, six = (lambda size=5: Level(size)), (lambda size=6: Level(size))
+    assert make_config(five, **{"sampling.placement": "serial"}).env != make_config(six, **{"sampling.placement": "serial"}).env
+
+
 @pytest.mark.parametrize("imports", ["my_env.py", Path("my_env.py")])
 def test_one_import_is_a_list_of_one(imports: Any) -> None:
     with pytest.raises(ConfigError, match=r"imports is .*my_env\.py.*; it must be a list of files and modules: \['my_env\.py'\]"):

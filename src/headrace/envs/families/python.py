@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from itertools import chain, count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,9 +45,24 @@ def id_of(env: Any) -> str:
         raise ConfigError(
             f"{env!r:.100} is no environment: give an id, or a class, a function or a gymnasium.EnvSpec that makes one"
         )
-    name = f"{_module_name(env.__module__)}:{env.__qualname__}"
+    plain = f"{_module_name(env.__module__)}:{env.__qualname__}"
+    names = chain([plain], (f"{plain}-{n}" for n in count(2) if "<" in plain))  # of lambdas, and of functions within others
+    name = next((name for name in names if name not in _given or _is_alike(env, _given[name][0])), plain)
     _given[name] = env, defaults
     return f"python/{name}"
+
+
+def _is_alike(env: Any, other: Any) -> bool:
+    """Whether both do the same: one object, classes, or a function made anew, as where a notebook's cell runs again: with the
+    same code, default arguments and variables of the function around it."""
+    try:
+        return env is other or _of_function(env) == _of_function(other)
+    except (AttributeError, ValueError):  # one is a class; arrays, or a variable without a value
+        return isinstance(env, type) and isinstance(other, type)
+
+
+def _of_function(env: Any) -> tuple[Any, ...]:
+    return env.__code__, env.__defaults__, env.__kwdefaults__, [cell.cell_contents for cell in env.__closure__ or ()]
 
 
 def _unchanged(spec: EnvSpec) -> str:
