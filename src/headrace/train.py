@@ -18,6 +18,7 @@ import torch
 
 from headrace.accelerator.graphs import set_up
 from headrace.accelerator.ranks import RankLost, Ranks
+from headrace.accelerator.torch_defaults import torch_defaults
 from headrace.checkpointing import Checkpointing
 from headrace.cluster import make_placement
 from headrace.config import Config
@@ -46,6 +47,7 @@ from headrace.sampling.placements.base import Placement, RunFailed
 from headrace.shm.run_control import POLL_INTERVAL
 
 
+@torch_defaults()
 def train(
     config: Config | Any,
     *,
@@ -53,12 +55,10 @@ def train(
     on_episode: Callback | None = None,
     on_checkpoint: Callback | None = None,
 ) -> TrainResult:
-    """Train until `total_steps`, the goal, the time limit or Ctrl-C, or until one of the callbacks returns True. If the run
-    folder holds a run, it is resumed. For the callbacks see `headrace.runs.callbacks.Callbacks`. `config` may also be an
-    environment in any form that `make_config` takes; it is then trained with its defaults.
+    """Train until `total_steps`, the goal, the time limit, Ctrl-C, or a callback (`runs.callbacks.Callbacks`) that returns True.
+    A run in the folder is resumed. `config` may also be an environment, as `make_config` takes it; its defaults are then used.
 
-    Raises `ConfigError` for impossible settings, `FolderInUse`, `CheckpointError`, `RunFailed` with the error of the part that
-    failed.
+    Raises `ConfigError` for impossible settings, `FolderInUse`, `CheckpointError`, `RunFailed` with the error of what failed.
     """
     callbacks = Callbacks(on_update, on_episode, on_checkpoint)
     check_config(config := to_train(config))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from headrace.accelerator.threads import using_threads
+from headrace.accelerator.torch_defaults import torch_defaults
 from headrace.config import ConfigError, EnvConfig
 from headrace.config.seeds import Use, environment_seed, random_seed
 from headrace.envs.core.contract import EnvGroup
@@ -116,6 +117,7 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
+@torch_defaults()
 def evaluate(
     policy: TrainedPolicy | os.PathLike[str] | str,
     episodes: int = 10,

@@ -83,7 +83,7 @@ class PolicyModule(nn.Module):
         """
         rows = {leaf.name: _encoded(leaf, obs[leaf.name]) for leaf in self.leaves}
         n = next(iter(rows.values())).shape[0]
-        core = torch.zeros(n, self.core_width) if core is None else core
+        core = torch.zeros(n, self.core_width, dtype=torch.float32) if core is None else core
         first = torch.zeros(n, dtype=torch.bool) if first is None else first
         chosen, after, parameters = act(self.algorithm, self.model, rows, core, first)
         actions = {leaf.name: self._action(leaf, decode, chosen) for leaf, decode in zip(self.actions, self._decode, strict=True)}

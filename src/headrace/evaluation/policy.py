@@ -13,6 +13,7 @@ import safetensors
 import torch
 
 from headrace import config as configs
+from headrace.accelerator.torch_defaults import torch_defaults
 from headrace.config import ConfigError
 from headrace.config.envs import OF_ONE_MACHINE
 from headrace.config.file_reading import shortened
@@ -32,6 +33,7 @@ Which = Literal["newest", "best"] | Path  # which checkpoint of a run: the newes
 SHARED = "model.safetensors"  # the weights in the folder of a shared policy, which has no checkpoints
 
 
+@torch_defaults()
 def load_policy(
     run: os.PathLike[str] | str,
     *,

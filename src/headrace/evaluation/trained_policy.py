@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headrace.accelerator.torch_defaults import torch_defaults
 from headrace.config import Config, ConfigError
 from headrace.envs.core.actions import batch_decoder, decoder
 from headrace.envs.core.contract import EnvSpec
@@ -68,10 +69,11 @@ class TrainedPolicy:
 
     def reset(self) -> None:
         """The next observation given to `act` is the first of an episode."""
-        self._core = torch.zeros(1, self.model.core_width, device=self.device)
+        self._core = self.initial_core(1)
         self._first = np.ones(1, bool)
         self._last_action = np.zeros((1, self.spec.action.width), self.spec.action.dtype)
 
+    @torch_defaults()
     def act(self, observation: Any, *, reward: float | None = None, deterministic: bool = True) -> Any:
         """The action for one observation of `make_env`'s environment. Call `reset` when an episode begins. `reward`: the reward
         of the previous action as the environment gave it, needed by a policy that has it as an input (`policy.previous_reward`):
@@ -95,6 +97,7 @@ class TrainedPolicy:
         self._first, self._last_action = np.zeros(1, bool), actions
         return self._decode(actions)[0]
 
+    @torch_defaults()
     def predict(
         self,
         observations: Any,
@@ -147,7 +150,7 @@ class TrainedPolicy:
 
     def initial_core(self, n: int) -> Tensor:
         """float32 zeros [n, S]."""
-        return torch.zeros(n, self.model.core_width, device=self.device)
+        return torch.zeros(n, self.model.core_width, dtype=torch.float32, device=self.device)
 
     def make_env(self, render_mode: str | None = None, task: str | None = None) -> gymnasium.Env[Any, Any]:
         """One environment of the kind the policy was trained in: whole games, raw rewards.

@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 
 from headrace.accelerator.threads import using_threads
+from headrace.accelerator.torch_defaults import torch_defaults
 from headrace.config import Config, ConfigError, EnvConfig
 from headrace.config.seeds import Use, environment_seed, random_seed
 from headrace.envs.core.errors import EnvironmentFault, cause, faults
@@ -35,6 +36,7 @@ VIDEO = "video.mp4"  # in the run folder
 VIDEO_STEPS = 3000  # longest video made when training ends, in steps
 
 
+@torch_defaults()
 def record(
     policy: TrainedPolicy | os.PathLike[str] | str,
     path: os.PathLike[str] | str,

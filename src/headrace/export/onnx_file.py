@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from headrace.accelerator.torch_defaults import torch_defaults
 from headrace.config.errors import ConfigError, package
 from headrace.evaluation.evaluate import evaluate
 from headrace.evaluation.interface import interface
@@ -41,6 +42,7 @@ class Exported:
         )
 
 
+@torch_defaults()
 def export_policy(
     run: os.PathLike[str] | str,
     to: os.PathLike[str] | str | None = None,

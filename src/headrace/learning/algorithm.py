@@ -265,6 +265,8 @@ def make_agent(config: Config, spec: EnvSpec) -> tuple[Algorithm, Module]:
     import torch  # seconds, which the command line's checks do not need
 
     import_files(config.imports)
+    if (dtype := torch.get_default_dtype()) != torch.float32:
+        raise ConfigError(f"an imported file has called torch.set_default_dtype({dtype}): give its own tensors a dtype instead")
     algorithm = make_algorithm(config)
     torch.manual_seed(config.seed)
     own, name = type(algorithm), config.learning.algorithm
