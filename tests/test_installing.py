@@ -8,12 +8,24 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+
+@pytest.mark.parametrize("extra", ["box2d", "mujoco"])
+def test_an_extra_has_what_gymnasium_needs_for_its_environments(extra):
+    """Those of Box2D import pygame, which the message that names the extra promises."""
+    theirs = [Requirement(text) for text in metadata.requires("gymnasium")]
+    needed = {one.name for one in theirs if one.marker is not None and one.marker.evaluate({"extra": extra})}
+    ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][extra]
+    assert needed, extra
+    assert needed <= {Requirement(text).name for text in ours} or f"gymnasium[{extra}]>=1.3" in ours
 
 
 @pytest.fixture

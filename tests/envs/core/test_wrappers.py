@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import cv2
@@ -13,6 +14,7 @@ from worlds import CountingEnv
 
 import headrace._native.pixels as native
 from headrace.config import EnvConfig
+from headrace.config.errors import MissingExtra
 from headrace.envs.core.errors import BadObservation
 from headrace.envs.core.spaces import leaves, observation_spec
 from headrace.envs.core.wrappers import preprocess, resize
@@ -251,6 +253,13 @@ def test_images_of_every_form_are_resized(shape: tuple[int, ...]) -> None:
         assert observation_spec(env.observation_space)["obs"].shape == (min(shape), 16, 20)
         env.reset()
         assert (env.step(0)[0] == 255 // space.high.max()).all()
+
+
+@pytest.mark.parametrize("options", [EnvConfig(resize=(16, 20)), EnvConfig(grayscale=True)])
+def test_without_opencv_they_are_refused_with_what_to_install(options: EnvConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(MissingExtra, match="not installed: pip install opencv-python-headless"):
+        preprocess(Counted(spaces.Box(0, 255, (64, 80, 3), np.uint8)), options)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from gymnasium import spaces
 
 import headrace._native.pixels as native
 from headrace.config import ConfigError, EnvConfig
+from headrace.config.errors import MissingExtra
 from headrace.envs.core.actions import action_spec
 from headrace.envs.core.contract import MASK_KEY
 from headrace.envs.core.family_interface import Env
@@ -99,10 +100,17 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
             return shrunk.transpose(1, 2, 0)
     if channels > 4 and not mild:  # OpenCV averages four at most
         return np.concatenate([resize(image[..., k : k + 4], size) for k in range(0, channels, 4)], axis=2)
-    import cv2
-
+    cv2 = _opencv()
     resized = cv2.resize(image, size[::-1], interpolation=cv2.INTER_LINEAR if mild else cv2.INTER_AREA)
     return resized if resized.ndim == 3 else resized[..., None]
+
+
+def _opencv() -> Any:
+    try:
+        import cv2
+    except ImportError as error:
+        raise MissingExtra("images are changed by OpenCV, which is not installed: pip install opencv-python-headless") from error
+    return cv2
 
 
 @lru_cache(maxsize=64)
@@ -189,12 +197,11 @@ class ImageTransform(gymnasium.ObservationWrapper):
         return spaces.Box(0, 255, self._image(key, np.zeros(leaf.source.shape or (), leaf.source.dtype)).shape, np.uint8)
 
     def _image(self, key: str, image: Any) -> np.ndarray:
-        import cv2
-
         leaf = self._images[key]
         declared = isinstance(image, np.ndarray) and (image.shape, image.dtype) == (leaf.source.shape, leaf.source.dtype)
         image = image if declared and key in self._ready else _pixels(leaf, image)  # which checks the others
         if self._grayscale and image.shape[2] == 3:
+            cv2 = _opencv()
             image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None]
         return image if self._size is None else resize(image, self._size)
 
