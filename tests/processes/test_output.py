@@ -34,6 +34,21 @@ def test_all_is_written_in_order(pipe: tuple[int, BackgroundOutput]) -> None:
     assert os.read(reader, 1 << 20).decode() == "".join(f"line {i}: ü\n" for i in range(100))
 
 
+def test_its_thread_ends_when_there_is_nothing_to_write(
+    pipe: tuple[int, BackgroundOutput], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each training of a program would leave one."""
+    monkeypatch.setattr("headrace.processes.output.IDLE", 0.1)
+    reader, output = pipe
+    for text in ("once", "again"):
+        output.write(text)
+        assert output.drain(30)
+        assert os.read(reader, 100).decode() == text
+        if (thread := output._thread) is not None:
+            thread.join(30)
+        assert output._thread is None
+
+
 def test_nobody_waits_for_a_pipe_that_is_not_read(pipe: tuple[int, BackgroundOutput]) -> None:
     reader, output = pipe
     began = time.monotonic()

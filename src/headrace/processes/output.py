@@ -18,6 +18,8 @@ from typing import IO, Any, TextIO, cast
 GONE = (errno.EPIPE, errno.EIO)  # of a write whose reader has gone: a pipe's, a terminal's
 LIMIT = 1 << 20  # most characters that `BackgroundOutput` keeps; what is written beyond them is dropped
 
+IDLE = 10.0  # seconds after the last text until the thread of a `BackgroundOutput` ends: a program may train many times
+
 
 def show(text: str) -> None:
     """Print a text. Does nothing if the reader of standard output has gone."""
@@ -119,7 +121,9 @@ class BackgroundOutput:
     def _write_all(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._texts)
+                if not self._changed.wait_for(lambda: self._texts, IDLE):
+                    self._thread = None  # `write` starts another
+                    return
                 text = "".join(self._texts)
                 self._texts.clear()
             self._write(text)
