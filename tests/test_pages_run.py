@@ -100,6 +100,7 @@ SLOW = {
     "docs/device.md",
     "docs/dqn.md",
     "docs/export.md",
+    "docs/laboratory-results.md",
     "docs/laboratory.md",
     "docs/multi-agent.md",
     "docs/multi-gpu.md",

@@ -1,4 +1,4 @@
-"""The experiments of docs/laboratory.md and docs/results.md that `headrace compare`, `search` and `report` make.
+"""The experiments of docs/laboratory-results.md and docs/results.md that `headrace compare`, `search` and `report` make.
 
     python benchmarks/learning/laboratory.py strategies-minatar     # 30 runs of 2 minutes
     python benchmarks/learning/laboratory.py lag-pong               # 6 runs of 1.5 M steps, two hours

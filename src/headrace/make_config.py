@@ -54,7 +54,7 @@ OF_POLICY = ("policy.", "learning.", "replay.", "q.")
 """Groups of settings that may differ between the policies of a population."""
 
 OLDEST = 6
-"""Batches in all slots. In MinAtar Breakout IMPALA learns from samples 8 updates old, but not 14 (docs/laboratory.md)."""
+"""Batches in all slots. In MinAtar Breakout IMPALA learns from samples 8 updates old, but not 14 (docs/laboratory-results.md)."""
 
 
 def make_config(
