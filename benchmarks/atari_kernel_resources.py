@@ -5,7 +5,7 @@
 Compiles the kernels with the interpreter, and with the compiled blocks of each game: some minutes of one core each and 2 GB of
 memory, most of it in ptxas. What was compiled is kept in results/atari_kernel_resources.json under the hash of its source, so a
 run that was stopped goes on with what is missing. `--docs` writes the table of everything that is there and current into
-docs/atari.md.
+docs/atari-core.md.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def write_into_docs(name: str, text: str) -> None:
-    """Replaces what stands between the two markers of this name in docs/atari.md."""
-    page = ROOT / "docs" / "atari.md"
+    """Replaces what stands between the two markers of this name in docs/atari-core.md."""
+    page = ROOT / "docs" / "atari-core.md"
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     before, rest = page.read_text().split(begin)
     page.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
@@ -126,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--games", nargs="*", default=["pong", "ms_pacman"])
     parser.add_argument("--architectures", nargs="*", default=["sm_90", "sm_80", "sm_75"])
-    parser.add_argument("--docs", action="store_true", help="write the table into docs/atari.md")
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/atari-core.md")
     args = parser.parse_args()
     if args.architectures and shutil.which("nvcc") is None:
         sys.exit("there is no nvcc here")

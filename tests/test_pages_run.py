@@ -20,10 +20,12 @@ ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$|((?:^    \S[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
 COMMANDS = ("headrace", "python", "pip", "openssl", "cp", "make", "git", "torchrun", "echo", "--")
 ELSEWHERE = re.compile(
-    r"<this repository>|\bHOST\b|^python benchmarks/|^make (?:train$|image)|^pip install -e| --push$| --demo\b|import torch\"",
+    r"<this repository>|\bHOST\b|^python benchmarks/|--import benchmarks/|--on ray|^make (?:train$|image)|^pip install -e"
+    r"| --push$| --demo\b|import torch\"",
     re.MULTILINE,
 )
-"""In a block: it needs other machines, this repository, or a hub, npm, a Python without PyTorch (tests/export has those)."""
+"""In a block: it needs other machines, a cluster, this repository, or a hub, npm, a Python without PyTorch (tests/export has
+those)."""
 HEADRACE = f"""#!/bin/sh
 command=$1
 case "$*" in *" vizdoom/"*) few="--sampling.num-workers 2 --sampling.envs-per-worker 2" ;; esac
@@ -31,6 +33,8 @@ case $command in
     train) set -- "$@" $few --learning.total-steps 1 --run.no-video ;;
     tune) set -- "$@" --minutes 0.05 --num-workers 1 --envs-per-worker 16 --placement served --num-policy-workers 1 \\
         --sampling.min-request-groups 1 --num-threads 1 ;;
+    compare) set -- "$@" --budget 1 --seeds 1 ;;
+    search) set -- "$@" --budget 1 --seeds 1 --trials 2 --test-seeds 1 ;;
     eval) set -- "$@" --episodes 2 ;;
     play) set -- "$@" --matches 2 ;;
 esac

@@ -402,7 +402,7 @@ def test_kernels_are_device_code(architecture: str, blocks: bool, tmp_path: Path
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90"])
 def test_blocks_become_machine_code(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all optimisation, as docs/atari.md shows it: two minutes each."""
+    """With all optimisation, as docs/atari-core.md shows it: two minutes each."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import atari_kernel_resources
 

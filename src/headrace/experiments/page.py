@@ -1,7 +1,7 @@
 """A report as one HTML file that needs no network, and its charts as PNGs.
 
-The charts are drawn by Vega-Lite. Its JavaScript (0.90 MB), and a renderer without a browser, come with `vl-convert-python`. Plotly's
-JavaScript has 4.82 MB; Bokeh draws on a canvas, which screen readers see nothing of; the PNGs of both need a browser.
+The charts are drawn by Vega-Lite. Its JavaScript (0.90 MB), and a renderer without a browser, come with `vl-convert-python`.
+Plotly's JavaScript has 4.82 MB; Bokeh draws on a canvas, which screen readers see nothing of; the PNGs of both need a browser.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 // A small assembler for x86-64: only the instructions that translated programs are made of (Intel 64 and IA-32
-// Architectures Software Developer's Manual, volume 2). docs/atari.md says why it is not a library.
+// Architectures Software Developer's Manual, volume 2). docs/atari-core.md says why it is not a library.
 #pragma once
 
 #include <cstdint>
