@@ -206,7 +206,7 @@ def test_the_engines_folder_is_there_before_they_start() -> None:
 
 
 def test_engines_have_the_library_that_yields() -> None:
-    """Without it, engines that share a core keep each other from running (docs/vizdoom.md, what a match costs)."""
+    """Without it, engines that share a core keep each other from running (docs/vizdoom-results.md, what a match costs)."""
     with match() as env:
         env.reset(seed=0)
         for pid in engine_pids(env):
