@@ -23,7 +23,9 @@ DOCS = Path(__file__).parent
 
 CONFIGURATION_HEAD = """# Configuration
 
-Every setting of a run is a field of a dataclass in [`headrace.config`](../src/headrace/config/__init__.py) and a flag of `headrace train`.
+Every setting of a run is a flag of `headrace train`, and a field of a dataclass in [`headrace.config`](../src/headrace/config/__init__.py).
+`headrace train --env ENV --help` shows the settings that people change most, with the defaults for one environment; `--help learning` shows a group,
+`--help-all` everything.
 
 - A flag is `--group.name VALUE`, with dashes or underscores. The group may be omitted if only one group has the name:
   `--num-workers 4`.
@@ -41,13 +43,9 @@ A setting takes its value from the last of these sources that has one:
 6. the flags.
 
 In Python the arguments of `headrace.make_config`, and changes of its result, count as flags; source 4 is for the command
-line only. `headrace.train` resumes the run in the folder with its saved settings; only settings that are given now replace them. What
-the network and its checkpoint depend on cannot change any more once there is a checkpoint.
-
-`headrace train --env ENV --help` shows the settings that people change most, with the defaults for one environment
-and, beside them, the values of the run in the folder, of `headrace tune` and of flags that were given;
-`--help learning` shows all of a group, `--help-all` every setting. The resulting settings are saved as `config.json` in the
-run folder. The file has a format number: a run folder whose settings do not fit this version is refused, with the reason.
+line only. `headrace.train` resumes the run in the folder with its saved settings; only settings that are given now replace them. Settings
+that the saved weights depend on, such as the network's, cannot change any more once there is a checkpoint. A folder whose `config.json` does not fit this
+version of Headrace is refused, with the reason.
 
 A *step* is one decision of one agent. A *frame* is one frame of the simulator (steps x frameskip).
 """
@@ -55,31 +53,28 @@ A *step* is one decision of one agent. A *frame* is one frame of the simulator (
 METRICS_HEAD = """# Metrics
 
 Every `--run.log-interval` seconds a run adds one line to `metrics.jsonl` in the run folder. The same values go to TensorBoard
-(`tensorboard --logdir runs`) and, with `--run.track`, to Weights & Biases. The x axis is always `global_step`. The variables of
-Weights & Biases apply: with `WANDB_MODE=offline` nothing is sent, and `wandb sync RUN/wandb/offline-run-*` sends it later; `WANDB_ENTITY` is the team.
-Each of several policies has a run of its own there. If it fails during training, a message says so, and training goes on without it.
+(`tensorboard --logdir runs`) and, with `--run.track`, to Weights & Biases. The x axis is always `global_step`.
 
 - A mean is taken over the updates of the interval; `lag/min` and `lag/max` are the smallest and the largest lag of the interval.
 - A key is absent if its value is unknown, for instance a return before the first episode has ended.
 - A share of time (`time/<part>/<phase>`) refers to all processes of that part. The shares of a part add up to 1.
-- `population/reward.NAME` is the weight NAME of a shaped reward.
-- Where a policy is trained on [several tasks](multi-task.md), `tasks/ID/episodic_return`, `tasks/ID/share` and `tasks/ID/score`
-  are those of the task with this id, `tasks/mean_score` and `tasks/capped_mean_score` those of all, `eval/tasks/...` those of an
-  evaluation; `charts/episodic_return_100` is the mean over the tasks, and `low` and `high` of the learning curve are the smallest
-  and the largest mean return of a task.
-- In a multi-agent environment `agents/NAME/episodic_return` is the mean return of the episodes of this agent that have ended in
-  the interval and that the policy acted in; `charts/...` are of all agents that it acted for.
-- A run with several policies has these files in the folder of each policy.
 - Every line also has `time`, the time at which it was measured (seconds since 1970).
 - An evaluation (`eval/...`) has a line of its own, at the step of the policy that was evaluated.
+- `curve.jsonl` is the learning curve, from which `curve.png` is drawn. It has up to 20 points per interval, one a line: `global_step` and, of the last
+  100 episodes, the `mean` return and the returns that a tenth of them are below (`low`) and above (`high`).
+- A resumed run repeats the steps after its checkpoint. The earlier lines of these steps are removed from `metrics.jsonl` and
+  `curve.jsonl`, and their points are hidden in TensorBoard.
 
-The learning curve has up to 20 points per interval: `curve.jsonl` has a line for each point, with
-`global_step` and, of the last 100 episodes, the `mean` return and the returns that a tenth of them are below (`low`) and above
-(`high`).
-`curve.png` is drawn from it.
+Special cases:
 
-A resumed run repeats the steps after its checkpoint. The earlier lines of these steps are removed from `metrics.jsonl` and
-`curve.jsonl`, and their points are hidden in TensorBoard.
+- Several policies: each has these files in its own folder, and a run of its own in Weights & Biases. `population/reward.NAME` is the weight NAME of a
+  shaped reward.
+- [Several tasks](multi-task.md#statistics): `tasks/ID/...` are of the task with this id, `eval/tasks/...` those of an evaluation.
+  `charts/episodic_return_100` is the mean over the tasks; `low` and `high` of the curve are the smallest and the largest mean return of a task.
+- Several agents: `agents/NAME/episodic_return` is the mean return of the episodes of this agent that have ended in
+  the interval and that the policy acted in; `charts/...` are of all agents that it acted for.
+- Weights & Biases: with `WANDB_MODE=offline` nothing is sent, and `wandb sync RUN/wandb/offline-run-*` sends it later; `WANDB_ENTITY` is the team. If it
+  fails during training, a message says so, and training goes on without it.
 """
 
 
