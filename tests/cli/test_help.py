@@ -134,3 +134,18 @@ def test_words_of_the_settings_are_those_of_the_configuration():
         "policy.mlp", "list of int (1 to 65536)", "64 64", "Widths of the layers that encode vector observations."
     )
     assert found["imports"].flag == "--import"
+
+
+@pytest.mark.parametrize("command", ["eval", "serve-envs"])
+def test_a_help_text_has_no_breaks_of_its_own(command):
+    """Lines end where the terminal does, not where those of the source do."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "headrace.cli", command, "--help"],
+        env={**os.environ, "COLUMNS": "1000"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    texts = [line.strip("│ ") for line in shown.splitlines() if line.startswith("│")]
+    assert sum(text.startswith("-") for text in texts) >= 10
+    assert [text for text in texts if re.match("[a-z`(]", text)] == ["show this help message and exit"] * (command != "eval")

@@ -60,12 +60,13 @@ class Setting:
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """Field name -> the docstring under it, as one line."""
-    body = ast.parse(inspect.getsource(cls)).body[0].body  # type: ignore[attr-defined]
+    """Field name -> the docstring under it, as one line; inherited fields too."""
     docs = {}
-    for field, text in itertools.pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            docs[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+    for kind in cls.__mro__[-2::-1]:
+        body = ast.parse(inspect.getsource(kind)).body[0].body  # type: ignore[attr-defined]
+        for field, text in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                docs[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
     return docs
 
 

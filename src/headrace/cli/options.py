@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import itertools
 import sys
+import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import tyro
 
+from headrace.cli.help import field_docs
 from headrace.cli.refusals import refusal
 from headrace.config.errors import ConfigError
 from headrace.config.ranges import Range, check
@@ -101,12 +104,25 @@ def joined_imports(arguments: Sequence[str]) -> list[str]:
     return [*others, "--import", *files] if files else others
 
 
+@functools.cache
+def _with_help_on_one_line(kind: type) -> None:
+    """Gives `tyro.cli` each option's help as one line: it takes the indented lines of a docstring for lines of their own."""
+    docs, hints = field_docs(kind), typing.get_type_hints(kind, include_extras=True)
+    for name, hint in hints.items():
+        if dataclasses.is_dataclass(hint):
+            _with_help_on_one_line(cast(type, hint))
+        else:
+            hints[name] = Annotated[hint, tyro.conf.arg(help=docs[name])]
+    kind.__annotations__ = hints
+
+
 def parse(kind: type, command: str, arguments: Sequence[str], **more: Any) -> Any:
     """Parse a command's options with `tyro.cli`. A closed pipe ends its help quietly (`headrace eval --help | head`).
 
     Raises `ConfigError` for words that cannot be parsed and for a value out of its range, and `SystemExit` for --help.
     """
     words, others = joined_imports(arguments), "return_unknown_args" in more
+    _with_help_on_one_line(kind)
     try:
         with contextlib.redirect_stderr(io.StringIO()) as box:
             parsed = tyro.cli(kind, prog=f"headrace {command}", args=words, **more)

@@ -107,8 +107,7 @@ def _number(word: str, option: _Option) -> str | None:
 
 
 def _options(kind: type, default: Any, prefix: str = "") -> Iterator[_Option]:
-    docs = {name: text for cls in kind.__mro__[-2::-1] for name, text in field_docs(cls).items()}
-    hints = typing.get_type_hints(kind, include_extras=True)
+    docs, hints = field_docs(kind), typing.get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         hint, value = hints[field.name], getattr(default, field.name, made)
