@@ -170,7 +170,8 @@ IMPALA = Table(
                other="may change within a trajectory"),
         Number("actors", "one environment each; 200 or more", None, note="`sampling.num_workers` x `envs_per_worker`", other="4"),
         Number("population based training (multi-task agent)", "24; epsilon, rate, entropy, gradient norm", None,
-               note="**differs:** none unless asked for: `--population.size 24 --sampling.num-workers 12 --pbt.rule paper`", other="none"),
+               note="**differs:** none unless asked for: `--population.size 24 --sampling.num-workers 12 --pbt.rule paper`, by the rule of "
+               "Petrenko et al. 2020; `pbt.mutable` chooses what mutates, by default rate and entropy", other="none"),
     ),
     ("atari/pong",), "TorchBeast",
 )  # fmt: skip
