@@ -104,7 +104,9 @@ class ReplayBatch:
     """B samples. The tensors are the caller's, or new ones; a batch keeps those that it was made with."""
 
     first: dict[str, torch.Tensor]  # every field at the transition's start, [B, *sample_shape]
-    next: dict[str, torch.Tensor]  # observations n steps later, or the episode's last one if it ended before, [B, *sample_shape]
+    next: dict[str, torch.Tensor]
+    """Observations n steps later, or the last one of an episode that was truncated before, [B, *sample_shape]. After termination
+    it is any observation: the discount is 0."""
     reward: torch.Tensor  # n-step return without the bootstrap value, float32 [B]
     discount: torch.Tensor  # what the value of `next` is multiplied with: gamma^n, 0 after termination. float32 [B].
     weights: torch.Tensor  # importance weights, largest 1. float32 [B].
