@@ -30,6 +30,15 @@ def test_override_knows_its_settings(name):
         override(Config(), **{name: 1})
 
 
+@pytest.mark.parametrize("value", [{"gamma": 0.5}, {}, 0.5])
+def test_a_group_is_not_replaced_by_a_part_of_it(value):
+    """The other settings of the group would get the defaults of the code."""
+    with pytest.raises(ConfigError, match=r"learning is a group of settings: .* such as 'learning\.(gamma|algorithm)'"):
+        override(Config(), learning=value)
+    learning = override(Config(), **{"learning.gamma": 0.5}).learning
+    assert override(Config(), learning=learning).learning == learning
+
+
 def saved(tmp_path, change):
     path = tmp_path / "config.json"
     path.write_text(configs.to_json(Config()))

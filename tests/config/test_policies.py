@@ -54,6 +54,7 @@ def test_all_policies_are_in_the_run_folder_also_where_its_name_follows_from_the
         ({"cluster.window": 3}, "the same machines"),
         ({"learning.experience": "replay"}, "divide the processor"),
         ({"learning.learning_rat": 1.0}, "policy 1: there is no setting 'learning.learning_rat'"),
+        ({"learning": {"learning_rate": 1.0}}, "policy 1: learning is a group of settings: .*'learning.learning_rate'"),
         ({"learning.learning_rate": -1.0}, "policy 1: learning.learning_rate is -1.0; it must be at least 0"),
         ({"learning.batch_size": 100}, "must be a multiple of"),
         ({"learning.algorithm": "apex-dqn"}, "cannot work with learning.experience trajectories"),

@@ -134,6 +134,9 @@ def override(config: Config, **settings: Any) -> Config:
         if not isinstance(node, dict) or name not in node:
             meant = suggestions(dotted, NAMES)
             raise ConfigError(f"there is no setting {dotted!r}" + (f"; did you mean {' or '.join(meant)}?" if meant else ""))
+        if not groups and isinstance(node[name], dict) and not dataclasses.is_dataclass(value):  # the others would be reset
+            example = next(iter(value if isinstance(value, dict) and value else node[name]))
+            raise ConfigError(f"{name} is a group of settings: give each by its dotted name, such as '{name}.{example}'")
         node[name] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
     made = from_dict(data)
     if config.defaults is not None:
