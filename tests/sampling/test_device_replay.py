@@ -12,6 +12,7 @@ import pytest
 import torch
 from test_serial import assert_resumed_is_straight
 
+import headrace
 from headrace.config import ConfigError
 from headrace.envs.core.registry import register_tensor
 from headrace.envs.groups.tensor import TensorStep
@@ -265,6 +266,19 @@ def test_without_its_contents_the_replay_is_filled_again(tmp_path: Path) -> None
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert rows[-1]["global_step"] >= 1200
     assert rows[-1]["replay/size"] < 700
+
+
+@pytest.mark.parametrize(("algorithm", "more"), [("ppo", {"learning.batch_size": 32}), ("dqn", {"replay.n_step": 2})])
+def test_the_only_policy_may_have_settings_of_its_own(tmp_path: Path, algorithm: str, more: dict[str, Any]) -> None:
+    """By `population.overrides`, in trajectories and with a replay."""
+    own = {"policy.mlp": [8], "learning.gamma": 0.5, **more}
+    small = {"sampling.envs_per_worker": 4, "sampling.rollout": 16, "replay.minimum": 100, "learning.total_steps": 400}
+    weights = []
+    for folder, given in ((tmp_path / "run", own), (tmp_path / "policy", {"population.overrides": {"0": own}})):
+        train(make_config("torch/CartPole-v1", algorithm, **DEVICE, **QUIET, **small, **given, **{"run.folder": str(folder)}))
+        weights.append(headrace.load_policy(folder).model.state_dict())
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
 
 
 @pytest.mark.process

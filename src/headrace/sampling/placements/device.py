@@ -40,7 +40,7 @@ class Device(InProcess):
         from headrace.envs.make import make_group
         from headrace.sampling.device_sampler import DeviceSampler
 
-        config = self.config
+        config = self.configs[0]  # the only policy may have settings of its own (population.overrides)
         set_up(config.device)
         keep_freed_memory()
         threads = config.learner_threads if config.learner_threads > 1 else None
@@ -60,9 +60,10 @@ class Device(InProcess):
     def batches(self, p: int, reported_envs: range) -> Any:
         from headrace.experience.on_device import DeviceExperience, DeviceReplayExperience
 
-        if self.config.uses_replay:
-            return DeviceReplayExperience(self.config, self.spec, self.sampler.collect, reported_envs)
-        return DeviceExperience(self.sampler.collect, self.config.device, reported_envs)
+        config = self.configs[p]
+        if config.uses_replay:
+            return DeviceReplayExperience(config, self.spec, self.sampler.collect, reported_envs)
+        return DeviceExperience(self.sampler.collect, config.device, reported_envs)
 
     def publish(self, p: int, model: nn.Module, version: int) -> None:
         self.sampler.take_weights(model, version)
@@ -76,7 +77,7 @@ class Device(InProcess):
 
     @property
     def shape(self) -> dict[str, Any]:
-        return super().shape | {"parts": self.config.parts}
+        return super().shape | {"parts": self.configs[0].parts}
 
 
 def _summary(config: Config) -> str:
