@@ -259,3 +259,35 @@ def test_threads_of_torch_in_a_child_sleep_while_they_wait_unless_the_user_wants
         env=environment | own | {"OMP_DISPLAY_ENV": "verbose"},
     )  # fmt: skip
     assert f"GOMP_SPINCOUNT = '{expected}'" in ran.stderr
+
+
+FORKED = """
+import multiprocessing, os
+from multiprocessing import forkserver
+from headrace.processes.start import preload, start_child, start_fork_server
+
+def started(number):
+    preload("json" if number == 1 else "csv")  # what the fork server lacks, so that another would be started
+    child = start_child(print, (f"child {number}",), "child")
+    child.join()
+    assert child.exitcode == 0
+
+if __name__ == "__main__":
+    started(1)
+    before = forkserver._forkserver._forkserver_pid
+    forked = multiprocessing.get_context("fork").Process(target=started, args=(2,))
+    forked.start()
+    forked.join()
+    assert forked.exitcode == 0
+    os.kill(before, 0)
+    start_fork_server()
+    assert forkserver._forkserver._forkserver_pid == before, "it was left alone"
+    started(1)
+"""
+
+
+def test_a_forked_process_has_a_fork_server_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "forked.py").write_text(FORKED)
+    done = subprocess.run([sys.executable, "forked.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == ["child 1", "child 2", "child 1", ""], done.stderr

@@ -61,6 +61,7 @@ def start_fork_server() -> None:
     """Start the fork server, unless it runs. It imports while this process goes on, so that the first child starts sooner."""
     global _imported
     with _lock:
+        _forget_fork_server_of_another()
         if _imported < set(_preloaded):
             _end_idle_fork_server()
         multiprocessing.get_context("forkserver").set_forkserver_preload(_preloaded)
@@ -85,6 +86,20 @@ def start_fork_server() -> None:
 
 def _fork_server_pid() -> int | None:
     return getattr(forkserver._forkserver, "_forkserver_pid", None)  # type: ignore[attr-defined]
+
+
+def _forget_fork_server_of_another() -> None:
+    """For a process that was forked, as multiprocessing does by default before Python 3.14. The fork server that it knows is a
+    child of the process that it was forked from: that one needs it, and this one could not wait for its end."""
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    pid = _fork_server_pid()
+    if pid is None:
+        return
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    except ChildProcessError:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
 
 
 def _end_idle_fork_server() -> None:
