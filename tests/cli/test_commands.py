@@ -54,7 +54,7 @@ def run(tmp_path_factory):
 
 def test_a_run_leaves_what_it_promises(run):
     folder, output = run
-    assert "total_steps at step" in output
+    assert "learning.total_steps reached at step" in output
     assert f"headrace eval {folder}" in output
     names = {path.name for path in folder.iterdir()}
     assert names >= {"config.json", "system.json", "log.txt", "metrics.jsonl", "tensorboard", "checkpoints"}
@@ -217,7 +217,7 @@ def test_a_run_in_one_process_ends_whatever_its_environments_have_left_running(t
     try:
         output, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors
-        assert "total_steps at step" in output
+        assert "learning.total_steps reached at step" in output
         assert "threads that an environment has left running are not waited for: leftover" in errors
         deadline = time.monotonic() + 60
         while _session(process.pid) and time.monotonic() < deadline:
@@ -260,7 +260,7 @@ def test_an_environment_that_its_id_imports_has_its_video(headrace, tmp_path, mo
 
 def test_a_run_in_which_no_episode_ended_says_so(headrace, tmp_path):
     shown = headrace("train", *SMALL, "--env", "gym/Pendulum-v1", "--total-steps", "512", "--run.folder", tmp_path)
-    assert "total_steps at step 512; no episode has ended" in shown.out
+    assert "learning.total_steps reached at step 512; no episode has ended" in shown.out
     assert "nan" not in shown.out
 
 
@@ -290,12 +290,12 @@ def test_the_last_line_says_of_which_policies_its_numbers_are():
 
     result = SimpleNamespace(reason="max_minutes", global_step=12_000, mean_return=9.5)
     alone, several = (parse_config(["--env", "gym/CartPole-v1", "--population.size", size]) for size in "12")
-    assert _end(result, alone) == "max_minutes at step 12,000; mean return of the last 100 episodes 9.50"
+    assert _end(result, alone) == "run.max_minutes over at step 12,000; mean return of the last 100 episodes 9.50"
     assert _end(result, several) == (
-        "max_minutes after 12,000 steps of all policies; policy 0: mean return of the last 100 episodes 9.50"
+        "run.max_minutes over after 12,000 steps of all policies; policy 0: mean return of the last 100 episodes 9.50"
     )
     result.mean_return = math.nan
-    assert _end(result, several) == "max_minutes after 12,000 steps of all policies; policy 0: no episode has ended"
+    assert _end(result, several) == "run.max_minutes over after 12,000 steps of all policies; policy 0: no episode has ended"
 
 
 def test_a_checkpoints_folder_is_of_the_first_player(monkeypatch):

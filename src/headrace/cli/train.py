@@ -71,14 +71,23 @@ def _as_member(config: Config) -> int | None:
     return keep_rank(link, here, config.imports) if here < config.cluster.learners else run_node(link, config.imports)
 
 
+ENDS = {
+    "total_steps": "learning.total_steps reached",
+    "goal": "run.goal reached",
+    "max_minutes": "run.max_minutes over",
+    "no_samples": "no more samples",
+}
+
+
 def _end(result: TrainResult, config: Config) -> str:
     """How the run has ended. Of several policies the steps are those of all, and the return is that of the first."""
     returns = f"mean return of the last 100 episodes {result.mean_return:.2f}"
     if math.isnan(result.mean_return):
         returns = "no episode has ended"
+    ended = ENDS.get(result.reason, result.reason)
     if config.population.size > 1:
-        return f"{result.reason} after {result.global_step:,} steps of all policies; policy 0: {returns}"
-    return f"{result.reason} at step {result.global_step:,}; {returns}"
+        return f"{ended} after {result.global_step:,} steps of all policies; policy 0: {returns}"
+    return f"{ended} at step {result.global_step:,}; {returns}"
 
 
 def _next_commands(result: TrainResult, config: Config) -> list[str]:
