@@ -18,8 +18,8 @@ from headrace.processes.start import start_fork_server
 class Play(PolicyOptions):
     """Play matches of one trained policy against another in a multi-agent environment.
 
-    Options such as --checkpoint best apply to both players, but --policy and a --checkpoint that is a folder only to the first:
-    the second then plays its newest.
+    Options apply to both players. Only --policy and a --checkpoint that is a folder apply to the first player alone; the second
+    then plays its newest checkpoint.
     """
 
     against: str = "random"
