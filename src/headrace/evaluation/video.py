@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -136,9 +136,8 @@ def draw_curve_and_video(
         return
     known = [p for p, mean in enumerate(mean_returns) if not math.isnan(mean)]
     best = max(known, key=lambda p: mean_returns[p], default=0)
-    missing = "curve or video"
-    try:
-        if known:
+    if known:
+        with _missing("curve", report):
             folders = [config.policy_folder(p) for p in known]
             title = config.env if len(config.tasks) == 1 else f"mean of {len(config.tasks)} tasks"
             learning_curve(folders, config.run_folder / "curve.png", title=title, goal=config.run.goal)
@@ -149,10 +148,17 @@ def draw_curve_and_video(
                 for folder in folders:
                     task_curves(folder, folder / "tasks.png", config.tasks)
                     report(f"Learning curves of the tasks: {folder / 'tasks.png'}")
-        missing = "video"
+    with _missing("video", report):
         code = needed_code(config)  # the user has named it for the training; in this process it need not be imported yet
         returns = record(config.run_folder, video, max_steps=VIDEO_STEPS, number=best, imports=code)
         report(f"Video: {video} (return {', '.join(f'{r:.1f}' for r in returns)})")
-    except Exception as error:  # training is over and saved, so an error here costs only a picture
+
+
+@contextmanager
+def _missing(what: str, report: Callable[[str], None]) -> Iterator[None]:
+    """Reports an error in it: training is over and saved, so it costs only a picture."""
+    try:
+        yield
+    except Exception as error:
         kind = "" if isinstance(error, ConfigError | EnvironmentFault) else f"{type(error).__name__}: "
-        report(f"No {missing}: {kind}{error}")
+        report(f"No {what}: {kind}{error}")
