@@ -13,7 +13,7 @@ using namespace headrace::replay;
 
 namespace {
 
-constexpr std::uint64_t kHistories = 4, kRows = 256, kFrame = 64, kAppends = 4000;
+constexpr std::uint64_t kHistories = 4, kRows = 256, kFrame = 64, kAppends = 40'000;
 
 std::uint8_t stamp(std::uint64_t history, std::uint64_t time) { return static_cast<std::uint8_t>(history * 101 + time * 7); }
 
@@ -46,14 +46,12 @@ void read(Memory& memory, const Codec& codec, const std::atomic<bool>& stop, std
   std::vector<std::uint8_t> intact(kBatch);
   std::vector<std::byte> first(kBatch * 4 * kFrame), next(kBatch * 4 * kFrame);
   std::vector<float> priorities(kBatch, 2.0f);
-  bool interleaved = false;
   while (!stop) {
     if (!sampler.draw(kBatch, true, 1, keys.data(), probabilities.data())) continue;
-    interleaved = !interleaved;
-    Batch batch{{first.data()}, {next.data()}, nullptr, nullptr, {interleaved}};
+    Batch batch{{first.data()}, {next.data()}};
     assembler.transitions(kBatch, keys.data(), batch, intact.data(), 2);
     auto newest = [&](const std::vector<std::byte>& stacks, std::size_t i, std::uint64_t b) {
-      return stacks[i * 4 * kFrame + (interleaved ? 4 * b + 3 : 3 * kFrame + b)];
+      return stacks[(i * 4 + 3) * kFrame + b];
     };
     for (std::size_t i = 0; i < kBatch; ++i) {
       if (!intact[i]) continue;

@@ -178,7 +178,7 @@ def test_nothing_is_left_in_shared_memory_when_everyone_is_killed() -> None:
     assert {n for n in set(os.listdir("/dev/shm")) - before if "headrace" in n} == set()
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_concurrent_writers_and_readers_under_thread_sanitizer(tmp_path: Path) -> None:
     program = tmp_path / "stress"
     subprocess.run(["g++", "-std=c++20", "-O1", "-g", "-fsanitize=thread", "-Wno-tsan", "-I", NATIVE,
@@ -186,7 +186,7 @@ def test_concurrent_writers_and_readers_under_thread_sanitizer(tmp_path: Path) -
     subprocess.run([program], check=True, timeout=240, env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1"})
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_frames_of_sequences_that_were_overwritten_take_no_room(tmp_path: Path) -> None:
     """In a program of its own, where it does not depend on who is faster. There are two whole sequences of eight frames,
     and the frame of zeros."""
