@@ -17,7 +17,7 @@ from typing import Any
 from gymnasium.envs.registration import EnvSpec
 
 from headrace import config as configs
-from headrace.config import Config, ConfigError, policy_configs
+from headrace.config import Config, ConfigError, MatchesConfig, policy_configs
 from headrace.config.envs import SEPARATOR
 from headrace.config.policy_overrides import SHARED
 from headrace.config.ranges import check
@@ -306,6 +306,8 @@ def for_agents(config: Config, spec: contract.EnvSpec) -> Config:
     """The configuration with as many agents as the environment has: lanes, slots and batches depend on it. Raises `ConfigError`
     where that cannot work."""
     agents = len(spec.agents) or None
+    if agents is None and config.matches != MatchesConfig():
+        raise ConfigError(f"{config.env} is for one agent, so there are no matches: leave the settings matches.* out")
     if config.envs.num_agents == agents:
         return config
     config = configs.override(config, **{"envs.num_agents": agents})

@@ -69,7 +69,7 @@ def test_what_cannot_differ_is_refused_with_the_reason(own: Any, reason: str) ->
 @pytest.mark.parametrize("number", ["2", "-1", "x", "01"])
 def test_settings_of_a_policy_that_there_is_not_are_refused(number: str) -> None:
     config = make_config("gym/CartPole-v1", **{"population.size": 2, "population.overrides": {number: {}}})
-    with pytest.raises(ConfigError, match="there is the policies 0 to 1"):
+    with pytest.raises(ConfigError, match="there are policies 0 to 1"):
         check_config(config)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tables import AGENTS, ended, matches, play, standings
 
+import headrace
 from headrace import config as configs
 from headrace.config import Config, ConfigError, MatchesConfig
 from headrace.envs.core.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
+from headrace.make_config import make_config
 from headrace.population import matchmaking
 from headrace.population.matchmaking import NextMatch, Population, fixed, league, priorities, self_play, uniform
 from headrace.population.members import make_members
@@ -257,3 +260,11 @@ def test_the_random_opponent_draws_where_no_choice_is_allowed_and_numbers_withou
     assert set(drawn[:, 0]) == {0, 1, 2}
     assert drawn[:, 1].min() == 0
     assert drawn[:, 2].min() < 0 < drawn[:, 2].max()
+
+
+@pytest.mark.parametrize("setting", [{"matches.matchmaker": "self-play"}, {"matches.opponents": ("random",)}])
+def test_an_environment_for_one_agent_has_no_matches(tmp_path: Path, setting: dict[str, Any]) -> None:
+    serial = {"sampling.placement": "serial", "run.folder": str(tmp_path / "run")}
+    with pytest.raises(ConfigError, match=r"gym/CartPole-v1 is for one agent, .* matches\.\* out"):
+        headrace.train(make_config("gym/CartPole-v1", **serial, **setting))
+    assert not (tmp_path / "run").exists()

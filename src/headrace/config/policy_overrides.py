@@ -55,6 +55,6 @@ def policy_configs(config: Config) -> list[Config]:
     size = config.population.size
     for number in config.population.overrides:
         if not number.isdecimal() or int(number) >= size or str(int(number)) != number:
-            there = "policy 0 only" if size == 1 else f"the policies 0 to {size - 1}"
-            raise ConfigError(f"population.overrides names policy {number!r:.40}; there is {there} (population.size is {size})")
+            there = "there is policy 0 only" if size == 1 else f"there are policies 0 to {size - 1}"
+            raise ConfigError(f"population.overrides names policy {number!r:.40}; {there} (population.size is {size})")
     return [policy_config(config, p) for p in range(size)]
