@@ -228,6 +228,11 @@ def _on_stream(stream: Any) -> Iterator[None]:
     _current.stream = before
 
 
+def _enter_without_inference(self: torch.inference_mode) -> None:
+    self.prev = torch.is_grad_enabled()  # type: ignore[attr-defined]  # where `no_grad` looks for it
+    torch.set_grad_enabled(not self.mode)
+
+
 @contextmanager
 def stand_in_device() -> Iterator[None]:
     """The device can be named in the block, in every thread that starts in it. `calls` is empty at its beginning."""
@@ -250,7 +255,7 @@ def stand_in_device() -> Iterator[None]:
             patch.setattr(torch.cuda, name, answer)
         patch.setattr(torch, "Generator", Generator)
         # An inference tensor cannot be wrapped; it differs from one without a gradient in speed only.
-        patch.setattr(torch.inference_mode, "__enter__", torch.no_grad.__enter__)
+        patch.setattr(torch.inference_mode, "__enter__", _enter_without_inference)
         patch.setattr(torch.inference_mode, "__exit__", torch.no_grad.__exit__)
         # These make their result without asking the mode.
         for maker in (torch.tensor, torch.as_tensor):
