@@ -363,25 +363,6 @@ def test_an_error_of_the_backward_pass_stays_what_it_is(tmp_path: Path) -> None:
         run(tmp_path, "own")
 
 
-ONE_UPDATE = ("learning.num_epochs", "learning.num_minibatches")
-
-
-def test_a_loss_without_priorities(tmp_path: Path) -> None:
-    small = {"replay.minimum": 300, "replay.capacity": 4000, "learning.batch_size": 32} | dict.fromkeys(ONE_UPDATE, 1)
-
-    @register_algorithm("own", experience="replay", defaults=small)
-    def own(config: Any) -> Any:
-        from headrace.learning.apex_dqn import ApexDQN
-
-        class Mine(ApexDQN):
-            def loss(self, model: Any, batch: Any, config: Any) -> Any:
-                return super().loss(model, dict(batch), config)
-
-        return Mine(config)
-
-    assert refused(tmp_path, "own").startswith("Mine.loss (learning.algorithm own) added no 'priority' to the batch; expected")
-
-
 # -- a core -----------------------------------------------------------------------------------------------------------
 
 

@@ -67,6 +67,14 @@ def test_priorities_that_are_none(tmp_path: Path, placement: str, change: Callab
     assert message.startswith(f"Mine.loss (learning.algorithm own) added {came} to the batch; expected: ")
 
 
+def test_a_loss_without_priorities(tmp_path: Path) -> None:
+    def loss(self: Any, model: Any, batch: Any, config: Any) -> Any:
+        return ApexDQN.loss(self, model, dict(batch), config)
+
+    message = refused(tmp_path, ApexDQN, loss=loss)
+    assert message.startswith("Mine.loss (learning.algorithm own) added no 'priority' to the batch; expected")
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "core"),
     [("env_index", None, "none"), ("env_index", np.int64, "none"), ("q", np.float64, "none"), ("q", None, "gru")],
